@@ -282,6 +282,7 @@ SECOND_EDITION = [
     "08_quantized_models.md",
     "10_attention_in_practice.md",
     "10_attention_in_parts.md",
+    "08_quantization.md",
 ]
 
 

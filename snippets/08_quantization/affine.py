@@ -1,7 +1,8 @@
-"""Affine quantization from scratch: numbers become integers, by a scale and a zero point.
+"""Affine quantization from scratch: a scale and a zero point map numbers to integers.
 
-x is close to scale · (q - zero point). The range is first widened until it contains 0, and the
-zero point is rounded to an integer, so that 0 is always represented exactly.
+x is close to scale · (q - zero point). The range is widened until it contains 0, and the zero
+point is rounded to an integer. So 0 is always represented exactly. Compare the columns x and
+back: inside the range, the error is at most half a step.
 """
 
 import torch
@@ -9,14 +10,14 @@ import torch
 
 # --8<-- [start:affine]
 def parameters(low: float, high: float, bits: int) -> tuple[float, int]:
-    """Return scale and zero point that map [low, high] to 0 … 2^bits - 1."""
-    low, high = min(low, 0.0), max(high, 0.0)  # 0 must be one of the numbers
+    """Return the scale and the zero point that map [low, high] to 0 … 2^bits - 1."""
+    low, high = min(low, 0.0), max(high, 0.0)  # the range must contain 0
     scale = (high - low) / (2**bits - 1)
     return scale, round(-low / scale)
 
 
 def quantize(x: torch.Tensor, scale: float, zero: int, bits: int) -> torch.Tensor:
-    """Round to the nearest step, ties to even; what lies outside the range is clamped."""
+    """Round to the nearest step, with ties to even, and clamp values outside the range."""
     return (torch.round(x / scale) + zero).clamp(0, 2**bits - 1).to(torch.uint8)
 
 
@@ -53,7 +54,7 @@ def main() -> None:
 
     torchs = torch.fake_quantize_per_tensor_affine(x, scale, zero, 0, 255)
     differ = (torchs - dequantize(q, scale, zero)).abs() > scale / 2
-    assert differ.float().mean() < 1e-4  # torch multiplies by 1/scale: a tie may fall otherwise
+    assert differ.float().mean() < 1e-4  # torch multiplies by 1/scale, so ties may differ
     print("equal to torch.fake_quantize_per_tensor_affine (but for ties)")
 
     again = quantize(dequantize(q, scale, zero), scale, zero, 8)

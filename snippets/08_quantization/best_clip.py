@@ -1,7 +1,9 @@
-"""The best range is not the largest value: clipping against rounding error for a Gaussian.
+"""The best range for normal numbers clips some of them.
 
-No sampling: errors are integrals over the normal density. The first part checks the integration
-against the optimal uniform quantizers that Max published in 1960. Draws best_clip.svg.
+A smaller clip reduces the rounding error of all numbers and cuts off the largest ones. The
+program integrates the error over the normal density and searches for the best clip. It checks
+the integration with the optimal quantizers that Max published in 1960. Compare the best clip
+with the column "by balance", which is the formula of the page. Draws best_clip.svg.
 """
 
 import math
@@ -20,7 +22,7 @@ COLOURS = {2: "#52525b", 3: "#7c3aed", 4: "#c2410c", 6: "#15803d", 8: "#0b6e99"}
 
 # --8<-- [start:clip]
 def distortion(clip: float, bits: int) -> tuple[float, float]:
-    """Mean square error inside [-clip, clip] and outside, with 2^bits - 1 levels around 0."""
+    """Mean square error inside and outside [-clip, clip], with 2^bits - 1 levels around 0."""
     largest = 2 ** (bits - 1) - 1
     step = clip / largest
     error = ((X / step).round().clamp(max=largest) * step - X).square() * DENSITY
@@ -28,7 +30,7 @@ def distortion(clip: float, bits: int) -> tuple[float, float]:
 
 
 def best(error) -> float:
-    """Return where `error` is smallest, by golden section."""
+    """Return the clip with the smallest error, by golden-section search."""
     low, high, ratio = 0.5, 6.0, (math.sqrt(5) - 1) / 2
     while high - low > 1e-4:
         left, right = high - ratio * (high - low), low + ratio * (high - low)

@@ -1,8 +1,9 @@
-"""Calibration: which range to give an activation with a tail. Four answers and their cost.
+"""Four calibration methods choose a range for an activation with a tail.
 
-Min-max covers everything; a percentile cuts a share; MSE and entropy search. The last is the
-method that NVIDIA presented for TensorRT in 2017: a histogram of 2,048 bins, and the range
-whose quantized histogram has the least Kullback-Leibler divergence from the original.
+Min-max covers all values, and a percentile cuts off a fixed share. Least squares and entropy
+search for the best range. Entropy is the method that NVIDIA presented for TensorRT in 2017: it
+divides the values into 2,048 bins and takes the range whose quantized histogram has the least
+Kullback-Leibler divergence from the original one. Compare the clips and the two error columns.
 """
 
 import torch
@@ -41,8 +42,8 @@ def entropy(x: torch.Tensor, bits: int, bins: int = 2048) -> float:
     best, clip = float("inf"), 0.0
     for kept in (*range(levels, bins, 16), bins):  # up to the full range
         p = counts[:kept].clone()
-        p[-1] += counts[kept:].sum()  # what is clipped arrives at the edge
-        # Q: merge the bins to `levels`, then spread each level over those of its bins in use
+        p[-1] += counts[kept:].sum()  # clipped values move to the edge
+        # Q: merge the bins to `levels`, then distribute each level over its bins in use
         level = torch.arange(kept) * levels // kept
         used = (counts[:kept] > 0).double()
         merged = torch.zeros(levels, dtype=torch.double).index_add_(0, level, counts[:kept])

@@ -1,8 +1,8 @@
-"""A character model that trains in seconds: a small transformer learns the names of Unicode.
+"""A small transformer learns the names of Unicode characters in a few seconds.
 
-Its text ships with every Python and is the same in all of them: the frozen edition 3.2 of the
-Unicode character database. Other programs of this chapter and the next define this model and
-train it themselves, then change its weights or its arithmetic and measure what that costs.
+Each Python contains the same text: version 3.2 of the Unicode character database. Other
+programs of this chapter and of the next chapter define the same model and train it. Then they
+change its weights or its arithmetic, and measure the loss.
 """
 
 import math

@@ -1,4 +1,8 @@
-"""A weight of 127 scales becomes 127.5 in bf16, then 128, then -128: casts to int8 wrap."""
+"""Failure: a cast to int8 without a clamp flips the signs of the largest weights.
+
+The largest weight of a row should become 127 steps. In bf16 the quotient is 127.5, which is
+rounded to 128, and the cast turns 128 into -128 on this CPU.
+"""
 
 import torch
 
@@ -10,7 +14,7 @@ def main() -> None:
     # --8<-- [start:wraps]
     scale = w.abs().amax(1, keepdim=True) / 127  # rounded to bf16, up or down
     steps = (w / scale).round()  # bf16 has steps of ½ here
-    q = steps.to(torch.int8)  # no clamp: what becomes of 128 is not defined
+    q = steps.to(torch.int8)  # no clamp: the result for 128 is not defined
     # --8<-- [end:wraps]
     flipped = (q.float() * w < 0).sum()
     error = ((q * scale.float() - w).norm() / w.float().norm()).item()

@@ -1,7 +1,8 @@
-"""Eight bits as integers or as floats: int8 wins without tails, fp8 where there are tails.
+"""int8 is more accurate for numbers without large outliers, and fp8 for numbers with outliers.
 
-One scale per tensor maps the largest magnitude to the format's largest number. Integers have
-one step for all, floats a step in proportion to the value. Draws fp8_or_int8.svg.
+One scale per tensor maps the largest magnitude to the largest number of the format. All steps
+of an integer format are equal, and the steps of a float format are proportional to the value.
+Compare the columns from top to bottom: the tails become longer. Draws fp8_or_int8.svg.
 """
 
 import math

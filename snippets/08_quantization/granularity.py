@@ -1,7 +1,8 @@
-"""How many numbers share a scale: a tensor, a channel, a group. Finer is better and costs bits.
+"""The fewer numbers share a scale, the smaller is the error, but the scales need memory.
 
-The weight is made as trained ones are: rows of different size and a few input columns that are
-larger. Predicted: a scale's numbers have the error step/√12, whatever its step.
+The weight resembles a trained one: its rows differ in size, and a few input columns are larger.
+The prediction uses step/√12 for all numbers that share a scale. Compare the rows from one scale
+per tensor to one scale per 32 numbers.
 """
 
 import math
@@ -13,9 +14,10 @@ ROWS, COLUMNS = 256, 1024
 
 # --8<-- [start:granularity]
 def quantize_groups(w: torch.Tensor, bits: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantize symmetrically, `size` neighbours to a scale; return the result and the steps.
+    """Quantize symmetrically with one scale per `size` neighbours. Return w and the steps.
 
-    `size` is w.numel() for one scale per tensor, the length of a row for one per channel.
+    With size = w.numel() there is one scale per tensor. With the length of a row, there is one
+    scale per channel.
     """
     largest = 2 ** (bits - 1) - 1
     groups = w.reshape(-1, size)

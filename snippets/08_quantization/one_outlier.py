@@ -1,7 +1,8 @@
-"""Failure: int8 weights of a matrix with one large value. Nothing raises; the layer is noise.
+"""Failure: one large weight makes the int8 weights of a whole matrix useless.
 
-One scale for the tensor: one weight takes all 127 steps for itself. Fixes: a scale per channel,
-which confines the damage to a row, or a clip, which gives up the one weight.
+With one scale for the tensor, the steps become so large that nearly all other weights are
+rounded to zero, and no error is raised. There are two fixes: one scale per channel limits the
+damage to a row, and a clip sacrifices the large weight.
 """
 
 import torch
@@ -9,7 +10,7 @@ import torch
 
 # --8<-- [start:quantize]
 def quantize(w: torch.Tensor, largest_value: torch.Tensor) -> torch.Tensor:
-    """Symmetric int8 of what lies within ±largest_value; returns what comes back."""
+    """Round to int8 within ±largest_value, and return floats."""
     step = largest_value / 127
     return (w / step).round().clamp(-127, 127) * step
 

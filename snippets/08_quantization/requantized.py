@@ -1,14 +1,15 @@
-"""Failure: quantizing what was quantized before. Two roundings are worse than one.
+"""Failure: numbers that are quantized twice have a larger error than numbers quantized once.
 
-From fp32 to 8 bits and from there to 4; and through 16 scales in a row. With one scale nothing
-more is lost, with unlike scales errors add up, and if scales creep they all point one way.
+The program rounds from fp32 to 8 bits and then to 4 bits. It also rounds 16 times to 8 bits
+with different scales. With equal scales, nothing more is lost. With very different scales, the
+errors add up. If each scale is a little larger than the one before, the numbers grow each time.
 """
 
 import torch
 
 
 def quantize_clipped(x: torch.Tensor, clip: float, bits: int) -> torch.Tensor:
-    """Round symmetrically within [-clip, clip] and return what comes back."""
+    """Round symmetrically within [-clip, clip], and return floats."""
     largest = 2 ** (bits - 1) - 1
     step = clip / largest
     return (x / step).round().clamp(-largest, largest) * step

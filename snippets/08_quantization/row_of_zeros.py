@@ -1,7 +1,7 @@
-"""Failure: a row of zeros has a scale of 0, and 0/0 is NaN, which spreads.
+"""Failure: a row of zeros has a scale of 0, and 0/0 is NaN.
 
-Dead channels, pruned rows and padded tokens are such rows. Fix: no step below a smallest one.
-A scale that is stored in fp16 may become 0 as well; then the row is lost without a NaN.
+Dead channels, pruned rows and padded tokens are such rows. The fix is a smallest step. A scale
+that is stored in fp16 may become 0 as well. Then the row is lost without a NaN.
 """
 
 import torch
@@ -9,7 +9,7 @@ import torch
 
 # --8<-- [start:wrong]
 def wrong(w: torch.Tensor) -> torch.Tensor:
-    """Symmetric int8, a scale per row."""
+    """Symmetric int8 with one scale per row."""
     step = w.abs().amax(1, keepdim=True) / 127
     return (w / step).round().clamp(-127, 127) * step
 

@@ -1,7 +1,8 @@
-"""Failure: no integer stands for 0, so padding is no longer zero.
+"""Failure: the grid does not contain 0, so padding is no longer zero.
 
-The border of an image, the padding of a batch and the output of a ReLU are zeros by the
-thousand. If 0 has an error, all of them have the same one, and a sum over them is biased.
+The border of an image, the padding of a batch and the output of a ReLU contain thousands of
+zeros. If 0 has a rounding error, all of them have the same error, so sums of them are biased.
+Compare the mean errors inside the image and at its border.
 """
 
 import torch
@@ -10,7 +11,7 @@ from torch.nn import functional as F
 
 # --8<-- [start:wrong]
 def wrong(x: torch.Tensor, low: float, high: float) -> torch.Tensor:
-    """The grid begins at the smallest value, wherever 0 falls."""
+    """The grid begins at the smallest value, and 0 may be between two points."""
     step = (high - low) / 255
     return ((x - low) / step).round().clamp(0, 255) * step + low
 
