@@ -56,7 +56,6 @@ CALLED = {
     "compile guard": "guards",
     "version counter": "counts versions",
     "fused optimizer": "fused",
-    "fake quantization": "fake quantized",
     "per-channel quantization": "per channel",
     "per-group quantization": "per group",
     "dequantization": "dequantized",
