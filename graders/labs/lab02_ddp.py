@@ -658,7 +658,7 @@ class Training:
             raise Wrong(what, "none_gradient")
         if "of type torch.Tensor" in text:
             raise Wrong(what, "not_a_tensor")
-        if ".remove(" in code and "KeyError" not in what:
+        if ".remove(" in code and re.search("Boolean value|must match|not in list", text):
             raise Wrong(what, "list_remove")
         raise error
 
@@ -858,7 +858,7 @@ def lengths(world: int) -> tuple[int, ...]:
     "every sample is read, all shards have the same length, and each epoch has a new order",
     "shard", worlds=(2, 3, 4, 1),
     crashes={"tuple index out of range": "uneven", "list index out of range": "no_element",
-             "NoneType": "list_is_none", r"^randperm\(\)": "generator_kind",
+             "NoneType": "list_is_none", r"got \(int, (generator=)?int": "generator_kind",
              "'Tensor' and 'list'|'list' and 'Tensor'": "not_a_list"},
 )  # fmt: skip
 def shard(theirs, ours, lesson):
@@ -1114,7 +1114,8 @@ def memory_of(tensor: torch.Tensor) -> int:
         "buckets not launched, 0 ": "one_launch", "buckets not launched": "not_noted",
         "AVG": "average", "list index out of range": "no_bound",
         r"^shape '.*' is invalid for input of size": "piece_sizes",
-        "^Parameter containing": "other_bucket", "'Bucket' object has no": "not_a_tensor",
+        "^Parameter containing": "other_bucket",
+        "'Bucket' .* attribute 'detach'": "not_a_tensor",
         **SLIPS,
     },
     order_hint="launch_order",
@@ -1284,7 +1285,9 @@ class Accumulation:
         except (RuntimeError, TypeError) as error:
             frames = traceback.extract_tb(error.__traceback__)
             inside = not silent and any(frame.name == "forward" for frame in frames)
-            what = "the model fails, because it was not called by loss_of"
+            file = inspect.getfile(self.accumulate)
+            line = next((frame.lineno for frame in frames if frame.filename == file), 0)
+            what = f"in line {line}, the model fails, because it was not called by loss_of"
             ask(not inside, what, "loss_of_unused")
             raise
         finally:
