@@ -12,6 +12,7 @@ import operator
 import os
 import random
 import re
+import traceback
 from collections.abc import Callable, Iterator
 from numbers import Integral
 from typing import Any
@@ -135,7 +136,7 @@ HINTS = {
     "plain division makes a new tensor.",
     "divided_twice": "The gradients are divided by the world size more than once. Divide them "
     "in one place only, either before the all-reduce or after it. (If a gradient is a view of "
-    "its bucket, dividing the bucket divides the gradient, too.)",
+    "its bucket, dividing the bucket divides the gradient, too. ReduceOp.AVG also divides.)",
     "divided_by_other": "The sum over the ranks is divided by a number that is not the world "
     "size. Divide it by dist.get_world_size(), and not by a fixed number.",
     "not_reduced": "Every rank still has the gradients of its own samples. Sum each "
@@ -152,6 +153,26 @@ HINTS = {
     "returns_none": "Your code uses the return value of dist.all_reduce as if it were a tensor "
     "or a Work. Without async_op=True, all_reduce returns None, and it writes its result into "
     "the tensor that you pass. Only with async_op=True does it return a Work.",
+    "list_remove": "list.remove looks for an entry that is equal, and so it compares tensors, "
+    "which fails. A loop that removes entries from its own list also skips some of them. "
+    "Clear the list after the loop.",
+    "append_one": "list.append adds one element, but your code passes several. Put the "
+    "parameter and its Work into a tuple, and append the tuple.",
+    "wait_of_tensor": "Your code calls wait() on a tensor, but only a Work has this method. "
+    "Take the values out of each entry in the order in which you put them in.",
+    "truth_of_tensor": "A condition uses a tensor with several elements, which is neither true "
+    "nor false. To test whether there is a gradient, use `is not None`. To test whether two "
+    "tensors are at the same address, compare their data_ptr().",
+    "not_called": "Your code uses a function where it needs the result of this function. Call "
+    "it with parentheses, as in dist.get_world_size().",
+    "backward_none": "Your code uses the return value of backward(), which is None. Divide the "
+    "loss first, and call backward() on the result: (loss / n).backward().",
+    "loss_of_unused": "Your code calls the model itself, or it uses a loss of the file. The "
+    "caller decides which loss and which data it needs: call loss_of(ddp, micro_batch).",
+    "hook_of_module": "The hook of a module gets several arguments. Register the hook on each "
+    "parameter: register_post_accumulate_grad_hook calls it with the parameter alone.",
+    "generator_kind": "The generator must be a torch.Generator, and not a number. Make one, "
+    "and seed it with manual_seed(epoch).",
     "list_is_none": "Your code uses a list that is None. The methods append, extend and clear, "
     "and random.shuffle, change a list in place and return None. So do not assign their "
     "result. Look for the line "
@@ -182,7 +203,8 @@ HINTS = {
     "no async_op, or call wait() on every Work. (Here, a broadcast delivers its result only "
     "when your code waits for it.)",
     "no_bound": "Your code looks for a bucket after the last one. Compare self.launched with "
-    "len(self.buckets) before you use self.buckets[self.launched].",
+    "len(self.buckets) before you use self.buckets[self.launched], and increase self.launched "
+    "only after you have used it.",
     "not_noted": "Parameters are still in the `waiting` set of their bucket, although their "
     "gradients are ready. Remove each parameter from this set in launch_in_order.",
     "finished_twice": "accumulate() calls finish() more than once. The first call has already "
@@ -295,6 +317,16 @@ HINTS = {
     "launched_late": "A bucket is complete, but its all-reduce starts only when other buckets "
     "are complete, too. Launch each bucket as soon as it is complete and all buckets before it "
     "are launched.",
+    "views_kind": "`views` must be a dictionary that contains the view of each parameter. Its "
+    "keys are the parameters, because BucketDDP looks up a view by its parameter.",
+    "list_empty": "make_buckets() uses an element of an empty list. Begin the first bucket "
+    "before you put a parameter into it. And close a bucket only if it contains a parameter: "
+    "the first parameter can be larger than `bucket_bytes`.",
+    "other_bucket": "Your code looks for a parameter in a bucket that does not contain it. "
+    "The bucket of a parameter is self.bucket_of[parameter]. The next bucket of the list can "
+    "be a different one.",
+    "not_the_bucket": "An all-reduce sends a tensor that is not a bucket. Pass bucket.flat, "
+    "which contains all gradients of the bucket.",
     "bucket_list": "make_buckets() must return a list of Bucket. Return the list at the end of "
     "the function.",
     "fill_order": "The first bucket contains the first parameters, whose gradients are ready "
@@ -312,8 +344,9 @@ HINTS = {
     "exactly. Close a bucket only if the next parameter would make it *larger* than "
     "`bucket_bytes`: compare with > and not with >=.",
     "bucket_size": "The buckets have the wrong sizes. Close a bucket if the next parameter "
-    "would make it larger than `bucket_bytes`, and count bytes and not elements. A parameter "
-    "that is larger than `bucket_bytes` gets its own bucket.",
+    "would make it larger than `bucket_bytes`, and count bytes and not elements. The size of "
+    "a new bucket begins at zero. A parameter that is larger than `bucket_bytes` gets its own "
+    "bucket.",
     "not_views": "A gradient has separate memory, outside its bucket. Make each view from a "
     "slice of `flat` with view_as, and set parameter.grad to this view.",
     "stale_gradients": "The first training step is right, but a later one is not: zero_grad() "
@@ -531,7 +564,7 @@ class Training:
         os.environ.update(LOCAL_RANK="0", LOCAL_WORLD_SIZE="1")  # as if on separate machines
         self.model, self.why, self.error = model, why, None
         self.hooks_when_ready = any(p._post_accumulate_grad_hooks for p in model.parameters())
-        self.sums_only = True  # every all-reduce adds
+        self.sums_only = True  # every all-reduce adds, or takes the mean
         self.waited_in = None  # the last phase in which the code waited for a collective
         self.waited_early = False  # and then started another one
         before(dist, "all_reduce", self._note_operation)
@@ -561,7 +594,7 @@ class Training:
     def _note_operation(
         self, tensor: Any = None, op: Any = dist.ReduceOp.SUM, *_: Any, **__: Any
     ) -> None:
-        self.sums_only = self.sums_only and op == dist.ReduceOp.SUM
+        self.sums_only = self.sums_only and op in (dist.ReduceOp.SUM, dist.ReduceOp.AVG)
         phase = self.lesson.current_phase
         self.waited_early = self.waited_early or phase == self.waited_in
 
@@ -608,6 +641,7 @@ class Training:
         if self.why:
             self.why(len(self.gradients))
         if "NoneType" in text:
+            ask("backward()" not in code, what, "backward_none")
             if re.search("attribute '(append|extend|clear|add)'|not iterable", text):
                 raise Wrong(what, "list_is_none")
             trained = [p for p in self.model.parameters() if p.requires_grad]
@@ -624,6 +658,8 @@ class Training:
             raise Wrong(what, "none_gradient")
         if "of type torch.Tensor" in text:
             raise Wrong(what, "not_a_tensor")
+        if ".remove(" in code and re.search("Boolean value|must match|not in list", text):
+            raise Wrong(what, "list_remove")
         raise error
 
     def _explain(self, step: int, verdicts: dict, here: list, accumulating: bool) -> None:
@@ -697,6 +733,14 @@ class Training:
         raise Wrong(f"{when}the gradients differ from those of a single process", hint)
 
 
+SLIPS = {
+    "Boolean value of Tensor": "truth_of_tensor",
+    "'(builtin_function_or_method|function|method)'|iterable, not method": "not_called",
+    r"append\(\) takes exactly one argument": "append_one",
+    "'(Parameter|Tensor)' object has no attribute 'wait'": "wait_of_tensor",
+}
+
+
 # --- step 1 -------------------------------------------------------------------------------
 
 
@@ -704,7 +748,10 @@ class Training:
     1, "join the process group and choose the device",
     "all ranks are in one group, and each rank has its own device or uses the CPU",
     "start", joins=False,
-    crashes={"NCCL|nccl": "no_gpu", r"'(int|str)' and '(int|str)'": "env_text"},
+    crashes={
+        "NCCL|nccl": "no_gpu",
+        "'(int|str)' and '(int|str)'|must be int, not str": "env_text",
+    },
 )  # fmt: skip
 def start(theirs, ours, lesson):
     takes, unset = inspect.signature(dist.init_process_group), []
@@ -752,7 +799,7 @@ def start(theirs, ours, lesson):
         what = f"with {number} accelerators for {n} ranks, start() returns a"
         is_device = isinstance(device, torch.device)
         ask(is_device, f"{what} {type(device).__name__}, not a torch.device", "not_a_device")
-        device = str(device)
+        device = "cpu" if device.type == "cpu" else str(device)  # its index means nothing
         indices = [
             each.args[0] if isinstance(each.args[0], int) else torch.device(each.args[0]).index
             for each in chosen.mock_calls
@@ -811,7 +858,8 @@ def lengths(world: int) -> tuple[int, ...]:
     "every sample is read, all shards have the same length, and each epoch has a new order",
     "shard", worlds=(2, 3, 4, 1),
     crashes={"tuple index out of range": "uneven", "list index out of range": "no_element",
-             "NoneType": "list_is_none"},
+             "NoneType": "list_is_none", r"got \(int, (generator=)?int": "generator_kind",
+             "'Tensor' and 'list'|'list' and 'Tensor'": "not_a_list"},
 )  # fmt: skip
 def shard(theirs, ours, lesson):
     def different_hash(value: Any) -> int:
@@ -907,7 +955,8 @@ def _(group):
     crashes={
         "NoneType": "broadcast_none", "of type torch.Tensor": "broadcast_kind",
         "can't be cast to the desired output type": "state_averaged",
-        "'(tuple|str)' object has no attribute": "broadcast_kind",
+        "'(tuple|str)' object has no attribute|values to unpack": "broadcast_kind",
+        **SLIPS,
     },
 )  # fmt: skip
 def broadcast(theirs, ours, lesson):
@@ -955,7 +1004,9 @@ def make_model(lesson: Lesson) -> Model:
     4, "average the gradients",
     "in three training steps, the gradients equal those of a single process",
     "average_gradients",
-    crashes={"AVG": "average", r"^shape '.*' is invalid for input of size": "piece_sizes"},
+    crashes={
+        "AVG": "average", r"^shape '.*' is invalid for input of size": "piece_sizes", **SLIPS,
+    },
 )  # fmt: skip
 def average(theirs, ours, lesson):
     def backward(reference: Reference) -> None:
@@ -1003,6 +1054,7 @@ def train_overlapping(
         "doesn't require gradient": "frozen_hook", "AVG": "average",
         "assigned grad expected": "work_as_gradient",
         r"<lambda>\(\) takes 0 positional": "hook_arguments",
+        r"start\(\) takes 2 positional": "hook_of_module", **SLIPS,
     },
 )  # fmt: skip
 def hooks(theirs, ours, lesson):
@@ -1062,6 +1114,9 @@ def memory_of(tensor: torch.Tensor) -> int:
         "buckets not launched, 0 ": "one_launch", "buckets not launched": "not_noted",
         "AVG": "average", "list index out of range": "no_bound",
         r"^shape '.*' is invalid for input of size": "piece_sizes",
+        "^Parameter containing": "other_bucket",
+        "'Bucket' .* attribute 'detach'": "not_a_tensor",
+        **SLIPS,
     },
     order_hint="launch_order",
 )  # fmt: skip
@@ -1071,11 +1126,19 @@ def buckets(theirs, ours, lesson):
     each = [[name] for name in in_order]
     for limit, wanted in ((BUCKET_BYTES + 1, FILLED), (BUCKET_BYTES, FILLED), (1, each)):
         given = list(names)
-        made = theirs.make_buckets(given, limit)
+        try:
+            made = theirs.make_buckets(given, limit)
+        except (IndexError, ValueError) as error:
+            empty = re.search("list index out of range|non-empty list", f"{error}")
+            ask(not empty, described(error, theirs)[0], "list_empty")
+            raise
         kept = len(given) == len(names) and all(map(operator.is_, given, names))
         ask(kept, "make_buckets() changes the list of parameters", "list_changed")
         ask(isinstance(made, (list, tuple)), f"make_buckets() returns {made}", "bucket_list")
-        found = [[names[p] for p in bucket.views] for bucket in made]
+        keys = [bucket.views if isinstance(bucket.views, dict) else "?" for bucket in made]
+        known = all(p in names for views in keys for p in views)
+        ask(known, "the keys of `views` are not the parameters", "views_kind")
+        found = [[names[p] for p in views] for views in keys]
         shown = " | ".join(", ".join(bucket) for bucket in found)
         what = f"with at most {limit} byte{'s' * (limit > 1)}, the buckets contain {shown}"
         ask(not shown.startswith("first.weight"), what, "fill_order")
@@ -1114,6 +1177,12 @@ def buckets(theirs, ours, lesson):
     def why(step: int) -> None:
         if step > 0:
             ask(begun.called, "begin() was not called after a training step", "not_begun")
+        whole = {0, *(bucket.flat.numel() for bucket in ddp.buckets)}
+        here = [call for call in lesson.calls if call.phase.startswith(f"step {step}")]
+        sums = [call.numel for call in here if call.name == "all_reduce"]
+        parts = [number for number in sums if number not in whole]
+        what = f"an all-reduce sends {max(parts, default=0)} numbers, and no bucket has so many"
+        ask(not parts, what, "not_the_bucket")
 
     yield from train_overlapping(lesson, model, ddp, why, buckets=True)
     pieces = {memory_of(p.grad) for p in model.parameters() if p.grad is not None}
@@ -1213,6 +1282,14 @@ class Accumulation:
             self.accumulate(self.ddp, loss_of, given := list(parts))
             self.changed = self.changed or given != parts
             self.finishes.append(self.finished.call_count)
+        except (RuntimeError, TypeError) as error:
+            frames = traceback.extract_tb(error.__traceback__)
+            inside = not silent and any(frame.name == "forward" for frame in frames)
+            file = inspect.getfile(self.accumulate)
+            line = next((frame.lineno for frame in frames if frame.filename == file), 0)
+            what = f"in line {line}, the model fails, because it was not called by loss_of"
+            ask(not inside, what, "loss_of_unused")
+            raise
         finally:
             self.counts.append((len(silent), (silent or [0])[-1], self.sent() - start))
 

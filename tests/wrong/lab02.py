@@ -1411,3 +1411,67 @@ wrong("torch_no_sync_of_the_module", step=8, hint="no_sync_not_called", old=Body
             (loss_of(ddp, micro_batch) / len(micro_batches)).backward()
     (loss_of(ddp, micro_batches[-1]) / len(micro_batches)).backward()
 """)
+
+# found by a learner's mistakes
+
+wrong("right_start_cpu_with_an_index", step=1, old=Body("start"), new="""
+    local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    enough = torch.cuda.is_available() and torch.cuda.device_count() >= local_world
+    device = torch.device("cuda" if enough else "cpu", local_rank)
+    if enough:
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if enough else "gloo")
+    return device
+""")
+wrong("start_device_of_a_text", step=1, hint="env_text", old='int(os.environ["LOCAL_RANK"]), int(', new='os.environ["LOCAL_RANK"], int(')
+wrong("broadcast_unpacks_keys", step=3, hint="broadcast_kind", old=Body("broadcast_state"), new="""
+    for name, tensor in module.state_dict():
+        dist.broadcast(tensor, src=0)
+""")
+wrong("average_truth_of_a_gradient", step=4, hint="truth_of_tensor", old="if parameter.grad is not None:", new="if parameter.grad:")
+wrong("average_function_not_called", step=4, hint="not_called",
+      old="dist.all_reduce(parameter.grad)\nparameter.grad /= dist.get_world_size()",
+      new="dist.all_reduce(parameter.grad)\nparameter.grad /= dist.get_world_size")
+wrong("average_divides_a_mean", step=4, hint="divided_twice",
+      old="dist.all_reduce(parameter.grad)\nparameter.grad /= dist.get_world_size()",
+      new="dist.all_reduce(parameter.grad, op=dist.ReduceOp.AVG)\nparameter.grad /= dist.get_world_size()")
+wrong("hooks_append_two_values", step=5, hint="append_one", old=Body("HookDDP.start"), new="""
+    work = dist.all_reduce(parameter.grad, async_op=True)
+    self.started.append(parameter, work)
+""")
+wrong("hooks_unpack_in_the_other_order", step=5, hint="wait_of_tensor", old="for parameter, work in self.started:", new="for work, parameter in self.started:")
+wrong("hooks_remove_in_the_loop", step=5, hint="list_remove", old=Body("HookDDP.finish"), new="""
+    for entry in self.started:
+        parameter, work = entry
+        work.wait()
+        parameter.grad /= dist.get_world_size()
+        self.started.remove(entry)
+""")
+wrong("buckets_close_an_empty_one", step=6, hint="list_empty", old="if not groups or parameter.nbytes > room:\n    groups.append([])", new="if not groups:\n    groups.append([])\n    room = bucket_bytes\nif parameter.nbytes > room:\n    groups.append([])")
+wrong("buckets_join_an_empty_one", step=6, hint="list_empty", edits=[
+    ("if not groups or parameter.nbytes > room:\n    groups.append([])", "if not groups:\n    groups.append([])\n    room = bucket_bytes\nif parameter.nbytes > room:\n    groups.append([])"),
+    ("flat = torch.zeros(sum(sizes), dtype=group[0].dtype, device=group[0].device)", "flat = torch.cat([torch.zeros_like(p).flatten() for p in group])")])
+wrong("buckets_views_in_a_list", step=6, hint="views_kind", old="{p: piece.view_as(p) for p, piece in pieces}", new="[piece.view_as(p) for p, piece in pieces]")
+wrong("buckets_remove_from_the_next", step=6, hint="other_bucket", old="self.bucket_of[parameter].waiting.discard(parameter)", new="self.buckets[self.launched].waiting.remove(parameter)")
+wrong("buckets_reduce_a_gradient", step=6, hint="not_the_bucket", old="dist.all_reduce(bucket.flat, async_op=True)", new="dist.all_reduce(parameter.grad, async_op=True)")
+wrong("buckets_reduce_a_bucket_object", step=6, hint="not_a_tensor", old="dist.all_reduce(bucket.flat, async_op=True)", new="dist.all_reduce(bucket, async_op=True)")
+wrong("shard_number_as_generator", step=2, hint="generator_kind", old="length, generator=generator", new="length, generator=epoch")
+wrong("shard_tensor_and_list", step=2, hint="not_a_list", old="generator=generator).tolist()", new="generator=generator)")
+wrong("hooks_of_modules", step=5, hint="hook_of_module", old="for parameter in module.parameters():\n    if parameter.requires_grad:\n        parameter.register_post_accumulate_grad_hook(self.start)",
+      new="for child in module.modules():\n    child.register_full_backward_hook(self.start)")
+wrong("accumulate_divides_backward", step=7, hint="backward_none", old=Body("accumulate"), new="""
+    *silent, last = micro_batches
+    with ddp.no_sync():
+        for micro_batch in silent:
+            loss_of(ddp, micro_batch).backward() / len(micro_batches)
+    loss_of(ddp, last).backward() / len(micro_batches)
+    ddp.finish()
+""")
+wrong("accumulate_uses_mean_loss", step=7, hint="loss_of_unused", old=Body("accumulate"), new="""
+    *silent, last = micro_batches
+    with ddp.no_sync():
+        for micro_batch in silent:
+            (mean_loss(ddp, micro_batch) / len(micro_batches)).backward()
+    (mean_loss(ddp, last) / len(micro_batches)).backward()
+    ddp.finish()
+""")
