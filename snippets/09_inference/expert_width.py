@@ -64,7 +64,7 @@ def capacity(gpu: GPU, n: int, context: float) -> int:
 def step(gpu: GPU, n: int, batch: float, context: float, halves: int = 1) -> dict[str, float]:
     """Return the seconds of a step with `batch` requests on each of n GPUs."""
     rows = batch / halves
-    # experts of a layer that the slowest GPU reads: the union of all choices, at least one
+    # experts of a layer that the slowest GPU reads: the union of the choices, at least 1
     touched = max(1.0, SLOTS / n * (1 - (1 - K / SLOTS) ** (n * rows)))
     cached = batch * context
     part = {
@@ -86,12 +86,10 @@ def step(gpu: GPU, n: int, batch: float, context: float, halves: int = 1) -> dic
 
 
 def tensor_parallel(gpu: GPU, n: int, batch: float, context: float) -> float:
-    """Return the seconds of a step if all n GPUs share each request and read its whole cache."""
+    """Return the seconds of a step if n GPUs share each request and read its whole cache."""
     touched = SPARSE * 256 * EXPERT * (1 - (1 - K / 256) ** batch)
     cache = batch * context * LAYERS * (LATENT + ROTARY) * gpu.cached
-    reads = (
-        (OTHER + touched) / n + cache
-    ) / gpu.bandwidth  # bytes decide, because an expert has few rows
+    reads = ((OTHER + touched) / n + cache) / gpu.bandwidth  # few rows, so bytes decide
     return reads + 2 * LAYERS * (ALPHA + 2 * batch * H * 2 / (450e9 / 2))  # all-reduces
 
 
