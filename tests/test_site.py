@@ -272,6 +272,7 @@ SECOND_EDITION = [
     "06_kernels.md",
     "10_linear_attention.md",
     "10_flash_attention.md",
+    "09_decode_step.md",
 ]
 
 
