@@ -101,7 +101,7 @@ COLOURS = {"launches": "#c2410c", "weights": "#0b6e99", "cache": "#7c3aed",
            "all-reduces": "#15803d"}  # fmt: skip
 
 
-def caption(x: float, y: float, words: str, colour: str = INK, anchor: str = "start") -> str:
+def text_at(x: float, y: float, words: str, colour: str = INK, anchor: str = "start") -> str:
     return f'<text x="{x:g}" y="{y:g}" fill="{colour}" text-anchor="{anchor}">{words}</text>'
 
 
@@ -110,7 +110,7 @@ def bar(x: float, y: float, width: float, name: str) -> str:
     box = f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="18" rx="3" {style}/>'
     if width < 8.2 * len(name):
         return box
-    return box + caption(x + width / 2, y + 14, name, COLOURS[name], "middle")
+    return box + text_at(x + width / 2, y + 14, name, COLOURS[name], "middle")
 
 
 def draw() -> str:
@@ -121,14 +121,14 @@ def draw() -> str:
     ]
     x = 2.0
     for name in COLOURS:  # the legend
-        parts += [bar(x, 6, 22, name), caption(x + 28, 20, name)]
+        parts += [bar(x, 6, 22, name), text_at(x + 28, 20, name)]
         x += 54 + 8 * len(name)
-    parts.append(caption(x + 6, 20, "upper lane: host, lower lane: GPU", MUTED))
+    parts.append(text_at(x + 6, 20, "upper lane: host, lower lane: GPU", MUTED))
     for number, (words, case) in enumerate(CASES):
         y = TOP + ROW * number
         gpus = f"{case.n} × {case.gpu}"
-        parts.append(caption(2, y + 14, f"{case.model.name}, {gpus}"))
-        parts.append(caption(2, y + 34, words, MUTED))
+        parts.append(text_at(2, y + 14, f"{case.model.name}, {gpus}"))
+        parts.append(text_at(2, y + 34, words, MUTED))
         if case.per_kernel:
             parts.append(bar(LEFT, y, 1e3 * SCALE * case.host(), "launches"))
         x = float(LEFT)
@@ -142,11 +142,11 @@ def draw() -> str:
             f'<path d="M{end:g} {y - 4} V{y + 44}" stroke="{INK}" stroke-dasharray="3 3"/>'
         )
         shown = f"{1e3 * case.step():.1f} ms"
-        parts.append(caption(end + 5, y + 27, shown) if end < 660 else
-                     caption(end - 5, y + 14, shown, anchor="end"))  # fmt: skip
+        parts.append(text_at(end + 5, y + 27, shown) if end < 660 else
+                     text_at(end - 5, y + 14, shown, anchor="end"))  # fmt: skip
     for ms in range(0, 16, 5):
-        parts.append(caption(LEFT + SCALE * ms, bottom + 14, str(ms), MUTED, "middle"))
-    parts.append(caption(LEFT + SCALE * 7.5, bottom + 30, "milliseconds", MUTED, "middle"))
+        parts.append(text_at(LEFT + SCALE * ms, bottom + 14, str(ms), MUTED, "middle"))
+    parts.append(text_at(LEFT + SCALE * 7.5, bottom + 30, "milliseconds", MUTED, "middle"))
     parts.append(f'<path d="M{LEFT} {bottom} H{LEFT + SCALE * 15.3:g}" stroke="{MUTED}"/>')
     return "\n".join([*parts, "</svg>", ""])
 

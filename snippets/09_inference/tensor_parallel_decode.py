@@ -32,7 +32,7 @@ def start() -> torch.device:
     return device
 
 
-def make_weights(device: torch.device) -> dict:
+def draw_weights(device: torch.device) -> dict:
     """Return equal weights on every rank: q, k, v [h, 3, a, d], out [a, d, h], up, down."""
     generator = torch.Generator().manual_seed(0)
 
@@ -128,7 +128,7 @@ def main() -> None:
     device = start()
     torch.set_num_threads(1)
     rank, n = dist.get_rank(), dist.get_world_size()
-    weights = make_weights(device)
+    weights = draw_weights(device)
     whole_ids, whole_logits, whole_cache = decode(weights, [3, 1, 4], 20, lambda x: x)
 
     truth = at_once(weights, whole_ids[:-1])
