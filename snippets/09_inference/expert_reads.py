@@ -83,8 +83,11 @@ def main() -> None:
         assert (abs(right / wrong[0] - 1) < 1e-9) == (tokens == 1)
     dense = next(t for t in range(1, 10**6) if 2 * t >= RIDGE)
     sparse = next(t for t in range(1, 10**6) if flops_per_byte(t, union(t)) >= RIDGE)
-    print(f"compute-bound on an H100 from {dense} tokens in a dense model, {sparse} here")
-    assert sparse > 15 * dense
+    alone = next(t for t in range(1, 10**6) if 2 * t * K / union(t) >= RIDGE)
+    print(f"compute-bound on an H100: dense weights from {dense} tokens per step,")
+    print(f"  the whole model from {sparse}, its experts from {alone}")
+    assert 15 * dense < sparse < alone  # the other weights get all tokens
+    assert abs(alone / dense / (EXPERTS / K) - 1) < 0.01
     absorbed = LAYERS * attention_flops(LATENT + ROTARY, LATENT, HEADS)
     print(f"attention, FLOPs per cached token: {absorbed / 1e6:.1f} million; "
           f"the rule 4Lh gives {4 * LAYERS * HIDDEN / 1e6:.1f}")  # fmt: skip
