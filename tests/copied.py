@@ -1161,7 +1161,7 @@ def shards_of_others() -> None:
     rank, n = dist.get_rank(), dist.get_world_size()
     decode = program("09_inference/tensor_parallel_decode")
     with mock.patch.multiple(decode, HEADS=6 * n, HIDDEN=12 * n):
-        weights = decode.make_weights(torch.device("cpu"))
+        weights = decode.draw_weights(torch.device("cpu"))
     whole = weights["layers"][0]
     (qkv, out, up, down), *_ = decode.shard(weights, rank, n)["layers"]
     assert qkv.equal(whole[0].chunk(n, 2)[rank]) and out.equal(whole[1].chunk(n)[rank])

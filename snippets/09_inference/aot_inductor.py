@@ -1,7 +1,8 @@
-"""AOTInductor: an exported decode step, compiled to a library and packed with its weights.
+"""AOTInductor compiles an exported decode step to a library and packs it with its weights.
 
-What is loaded needs no Python of the model, and no compiler. It is equal to eager mode.
-Compiling needs a C++ compiler.
+The loaded package needs no Python code of the model and no compiler. Its tokens equal those of
+eager mode. By default it does not check its inputs, as the last lines of the output show. The
+program needs a C++ compiler.
 """
 
 import os
@@ -19,7 +20,7 @@ MOST = 32
 
 # --8<-- [start:model]
 class DecodeStep(nn.Module):
-    """A block with a static cache: an embedded token [1, h] and its position -> [1, h]."""
+    """Compute one block with a static cache: an embedded token [1, h], a position -> [1, h]."""
 
     def __init__(self, hidden=128, heads=4, layers=1) -> None:
         super().__init__()
@@ -42,7 +43,7 @@ class DecodeStep(nn.Module):
 
 
 def decode(step, tokens: int) -> tuple[torch.Tensor, float]:
-    """Outputs of `tokens` steps, each fed to the next, and seconds per step."""
+    """Return the outputs of `tokens` steps and the seconds per step."""
     cache, x, outputs = torch.zeros(1, 2, 4, MOST, 32), torch.ones(1, 128), []
     begin = time.perf_counter()
     for at in range(tokens):
@@ -68,10 +69,10 @@ def main() -> None:
     path = torch._inductor.aoti_compile_and_package(
         program,
         package_path=os.path.join(folder.name, "step.pt2"),
-        inductor_configs={  # what compiles sooner: these kernels are nothing to be fast about
+        inductor_configs={  # these options compile faster, because speed does not matter here
             "aot_inductor.compile_wrapper_opt_level": "O0",
             "aot_inductor.precompile_headers": False,
-            "cpp.vec_isa_ok": False,  # no vector units, so none is tried either
+            "cpp.vec_isa_ok": False,  # without vector code; this skips a test compilation
         },
     )
     compiled = time.perf_counter() - begin
@@ -86,7 +87,7 @@ def main() -> None:
     loaded, _ = decode(step, MOST)
     torch.testing.assert_close(loaded, eager, rtol=1e-4, atol=1e-4)
     print(f"{MOST} tokens: equal to eager mode, the cache written in place")
-    x = torch.cat([arguments[0], eager[:-1]])  # what went in, all at once and without a cache
+    x = torch.cat([arguments[0], eager[:-1]])  # the inputs of all steps, without a cache
     qkv = model.qkv[0](F.rms_norm(x, (128,))).view(1, MOST, 3, 4, 32)
     mixed = F.scaled_dot_product_attention(*qkv.permute(2, 0, 3, 1, 4), is_causal=True)
     x = x + model.out[0](mixed[0].transpose(0, 1).flatten(1))
@@ -105,13 +106,15 @@ def main() -> None:
     first = step(two[:1], torch.tensor([0]), arguments[2])
     torch.testing.assert_close(step(two, torch.tensor([0]), arguments[2]), first)
     print("the result is that of the first token")
-    os.environ["AOTI_RUNTIME_CHECK_INPUTS"] = "1"  # read once, before a package's first run
+    os.environ["AOTI_RUNTIME_CHECK_INPUTS"] = (
+        "1"  # read once, before the first run of a package
+    )
     checked = torch._inductor.aoti_load_package(path)
     torch.testing.assert_close(checked(*arguments), step(*arguments))
     try:
         checked(two, torch.tensor([0]), arguments[2])
     except RuntimeError as error:
-        said = str(error).partition("\n")[0].partition(" at /")[0]  # not which line of torch
+        said = str(error).partition("\n")[0].partition(" at /")[0]  # without the line in torch
         print(f"with AOTI_RUNTIME_CHECK_INPUTS=1: {said}")
     else:
         raise AssertionError("two tokens were accepted")

@@ -1,10 +1,12 @@
-"""Copies of busy experts, packed so that no GPU waits long for another, as by DeepSeek's EPLB.
+"""Copies of busy experts even out the load of the GPUs, as in DeepSeek's load balancer.
 
-The busiest rank sets the time of a layer. Loads are uneven by a law that is assumed: expert i
-gets tokens in proportion to exp(z_i/2), with z_i standard normal. First every free slot goes to
-the expert whose copies have most to do. Then copies go to GPUs, the heaviest first, to the GPU
-with least load among those with room. Small cases are compared with all ways there are. A plan
-is then tried on single steps, and on loads that have changed.
+The busiest GPU sets the time of a layer. The loads are an assumption: expert i gets tokens in
+proportion to exp(z_i/2), where z_i is standard normal. The balancer has two greedy steps. First
+every free slot gets a copy of the expert whose copies have the largest load. Then the copies go
+to GPUs, the heaviest first, always to the GPU with the smallest load that has a free slot.
+
+Small cases are compared with all possible plans. A plan is then tested with the random choices
+of single steps, and with loads that have changed.
 """
 
 import heapq
@@ -12,17 +14,17 @@ import itertools
 import math
 import random
 
-EXPERTS, K, BATCH, SPARSE = 256, 8, 128, 58  # BATCH on each GPU; SPARSE layers have experts
+EXPERTS, K, BATCH, SPARSE = 256, 8, 128, 58  # BATCH per GPU; SPARSE layers have experts
 SPREAD = 0.5
-EXPERT = 3 * 7168 * 2048  # bytes of one, in 8 bits
+EXPERT = 3 * 7168 * 2048  # bytes of an expert in 8 bits
 LINK = 40e9
 
-Plan = list[list[int]]  # of each GPU, the experts that it holds
+Plan = list[list[int]]  # the experts of each GPU
 
 
 # --8<-- [start:plan]
 def copies(loads: list[float], slots: int) -> list[int]:
-    """How many copies of each expert: the next slot is for that with most load on a copy."""
+    """Give each free slot to the expert with the largest load per copy; return the counts."""
     if slots < len(loads):
         raise ValueError(f"{len(loads)} experts need a slot each, and there are {slots}")
     count = [1] * len(loads)
@@ -36,7 +38,7 @@ def copies(loads: list[float], slots: int) -> list[int]:
 
 
 def pack(weights: list[float], packs: int) -> list[list[int]]:
-    """Items into packs of equally many, the heaviest first, each to the lightest with room."""
+    """Put items into packs of equal size: the heaviest first, into the lightest free pack."""
     packed: list[list[int]] = [[] for _ in range(packs)]
     total = [0.0] * packs
     for i in sorted(range(len(weights)), key=lambda i: -weights[i]):
@@ -48,15 +50,15 @@ def pack(weights: list[float], packs: int) -> list[list[int]]:
 
 
 def place(loads: list[float], gpus: int, slots: int) -> Plan:
-    """Copies wherever they fit best."""
+    """Return a plan that may put a copy on any GPU."""
     count = copies(loads, slots)
-    held = [i for i, c in enumerate(count) for _ in range(c)]
-    packed = pack([loads[i] / count[i] for i in held], gpus)
-    return [[held[j] for j in gpu] for gpu in packed]
+    experts = [i for i, c in enumerate(count) for _ in range(c)]
+    packed = pack([loads[i] / count[i] for i in experts], gpus)
+    return [[experts[j] for j in gpu] for gpu in packed]
 
 
 def place_by_node(loads: list[float], gpus: int, slots: int, nodes: int, groups: int) -> Plan:
-    """Whole groups of experts go to a node, for routing that keeps a token on few nodes."""
+    """Return a plan that keeps each group of experts on one node."""
     if len(loads) % groups or gpus % nodes or slots % nodes:
         raise ValueError("groups must divide the experts, and nodes the GPUs and the slots")
     size = len(loads) // groups
@@ -81,33 +83,35 @@ def busiest(plan: Plan, loads: list[float]) -> float:
 
 
 def in_order(gpus: int, slots: int) -> Plan:
-    """Blind: experts in order, the free slots to the first ones."""
-    held = sorted(i % EXPERTS for i in range(slots))
-    return [held[g * slots // gpus : (g + 1) * slots // gpus] for g in range(gpus)]
+    """Return a plan that ignores the loads: experts in order, free slots for the first ones."""
+    experts = sorted(i % EXPERTS for i in range(slots))
+    return [experts[g * slots // gpus : (g + 1) * slots // gpus] for g in range(gpus)]
 
 
-def one_step(plan: Plan, loads: list[float], dice: random.Random) -> float:
-    """The same of one step, whose tokens choose by chance, and their copies by turns."""
+def one_step(plan: Plan, loads: list[float], generator: random.Random) -> float:
+    """Return the same for one step of random choices, whose tokens use the copies in turn."""
     where: list[list[int]] = [[] for _ in loads]
-    for gpu, held in enumerate(plan):
-        for i in held:
+    for gpu, experts in enumerate(plan):
+        for i in experts:
             where[i].append(gpu)
     tokens = [0] * len(plan)
-    for turn, i in enumerate(dice.choices(range(len(loads)), loads, k=len(plan) * BATCH * K)):
+    for turn, i in enumerate(
+        generator.choices(range(len(loads)), loads, k=len(plan) * BATCH * K)
+    ):
         tokens[where[i][turn % len(where[i])]] += 1
     return max(tokens) * len(plan) / sum(tokens)
 
 
 # --8<-- [start:brute]
 def least_copies(loads: list[float], slots: int) -> float:
-    """The least that the most loaded copy can have."""
+    """Return the smallest possible load of the busiest copy, over all numbers of copies."""
     counts = itertools.product(range(1, slots + 1), repeat=len(loads))
     return min(max(load / c for load, c in zip(loads, count, strict=True))
                for count in counts if sum(count) == slots)  # fmt: skip
 
 
 def least(loads: list[float], gpus: int, each: int) -> float:
-    """The least `busiest` of all plans."""
+    """Return the smallest `busiest` of all plans."""
     sets = list(itertools.combinations_with_replacement(range(len(loads)), each))
     plans = itertools.combinations_with_replacement(sets, gpus)
     return min(busiest(plan, loads) for plan in plans
@@ -117,28 +121,30 @@ def least(loads: list[float], gpus: int, each: int) -> float:
 # --8<-- [end:brute]
 
 
-def draw(dice: random.Random, experts: int = EXPERTS) -> list[float]:
-    return [math.exp(dice.gauss(0, SPREAD)) for _ in range(experts)]
+def draw(generator: random.Random, experts: int = EXPERTS) -> list[float]:
+    return [math.exp(generator.gauss(0, SPREAD)) for _ in range(experts)]
 
 
 def main() -> None:
-    dice = random.Random(0)
+    generator = random.Random(0)
     worse = []
     for _ in range(25):
-        loads = draw(dice, 5)
+        loads = draw(generator, 5)
         count = copies(loads, 8)
         greedy = max(load / c for load, c in zip(loads, count, strict=True))
         assert math.isclose(greedy, least_copies(loads, 8))
         worse.append(busiest(place(loads, 4, 8), loads) / least(loads, 4, 2))
     assert min(worse) > 1 - 1e-9 and max(worse) < 1.4
     best = sum(w < 1 + 1e-9 for w in worse)
-    print("5 experts, 8 slots on 4 GPUs, beside every way there is: no busiest copy could have")
-    print(f"  less; {best} of {len(worse)} plans are the best, the worst has {max(worse):.2f} "
-          "times the best one's busiest GPU")  # fmt: skip
+    print(f"{len(worse)} cases of 5 experts and 8 slots on 4 GPUs, compared with all plans:")
+    print("  other numbers of copies never give a smaller load of the busiest copy")
+    print(f"  {best} plans are the best; in the worst case the busiest GPU has "
+          f"{max(worse):.2f} times the smallest load")  # fmt: skip
 
-    loads = draw(dice)
+    loads = draw(generator)
     times = max(loads) * EXPERTS / sum(loads)
-    print(f"{EXPERTS} experts, the busiest with {times:.1f} times the mean load; of GPUs:")
+    print(f"{EXPERTS} experts, the busiest with {times:.1f} times the mean load")
+    print("load of the busiest GPU over the mean:")
     print("GPUs  more copies  experts each  in order  by node  anywhere  in single steps")
     rows = {}
     tried = (32, 0), (32, 32), (32, 128), (72, 32), (72, 104), (144, 32), (320, 64)
@@ -146,7 +152,7 @@ def main() -> None:
         slots = EXPERTS + more
         plan = place(loads, gpus, slots)
         assert sorted({i for gpu in plan for i in gpu}) == list(range(EXPERTS))
-        steps = [one_step(plan, loads, dice) for _ in range(2)]
+        steps = [one_step(plan, loads, generator) for _ in range(2)]
         node = ""
         if gpus == 32:  # 8 groups of experts, on 4 nodes
             node = f"{busiest(place_by_node(loads, gpus, slots, 4, 8), loads):.2f}"
@@ -157,8 +163,8 @@ def main() -> None:
     print(f"one more expert on each GPU, in {SPARSE} layers: {SPARSE * EXPERT / 1e9:.2f} GB")
 
     gpus, slots = 72, 288
-    plan, noise = place(loads, gpus, slots), draw(dice)
-    print("72 GPUs, 288 slots, after loads have changed:")
+    plan, noise = place(loads, gpus, slots), draw(generator)
+    print("the same for 72 GPUs and 288 slots, after the loads have changed:")
     print("correlation  old plan  new plan  moved to a GPU  at 40 GB/s")
     for rho in (0.99, 0.9, 0.5):
         now = [math.exp(rho * math.log(a) + (1 - rho**2) ** 0.5 * math.log(b))

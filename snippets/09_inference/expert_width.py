@@ -1,10 +1,13 @@
-"""Over how many GPUs to spread experts for decode: DeepSeek-V3's shape, beside published rates.
+"""More GPUs for the experts of DeepSeek-V3 help until the network limits the decode step.
 
-Attention is data parallel: a GPU reads all of its weights, and the caches of its own requests.
-Of 288 experts, 32 of them second copies, each of n GPUs holds 288/n. The more GPUs, the fewer
-bytes of experts a GPU holds and reads, the more caches fit, and the more tokens an expert gets.
-What a token sends does not shrink. Memory and products run at half of the data sheet; the
-network at the 40 GB/s that DeepEP reports for 128 GPUs and more, whose cards have 50.
+Attention is data parallel: a GPU reads all attention weights and the caches of its own
+requests. Each of n GPUs stores 288/n experts of a layer, because 32 of the 256 experts have a
+second copy. With more GPUs, a GPU stores and reads fewer experts, more caches fit, and each
+expert gets more tokens. However, the bytes that a token sends do not shrink.
+
+The estimate assumes half of the data sheet for memory and products. For the network it assumes
+the 40 GB/s that DeepEP reports for 128 GPUs and more, whose network cards have 50 GB/s. Compare
+the predicted rates with the published rates in the second table.
 """
 
 import math
@@ -15,9 +18,9 @@ H, LAYERS, SPARSE, HEADS, K, SLOTS = 7168, 61, 58, 128, 8, 288
 EXPERT = 3 * H * 2048  # parameters
 EMBEDDING = 129_280 * H
 OTHER = 671e9 - SPARSE * 256 * EXPERT - EMBEDDING  # attention, shared experts, the head
-LATENT, ROTARY = 512, 64  # cached for each token and layer
+LATENT, ROTARY = 512, 64  # elements that are cached for each token and layer
 ATTEND = 2 * LAYERS * HEADS * (2 * LATENT + ROTARY)  # FLOPs for each cached token
-# bytes for each request: a row in 16 bits and its scales, two to send from, two to receive in
+# bytes for each request: rows in 16 bits with scales, two to send and two to receive per expert
 BUFFERS = 4 * SLOTS * (2 * H + 4 * H // 128)
 ALPHA = 10e-6
 
@@ -27,17 +30,17 @@ class GPU:
     name: str
     memory: float
     bandwidth: float
-    flops: float  # of the experts' products; of all others; of attention
+    flops: float  # rates of the experts' products, of other products, of attention
     others: float
     attention: float
-    link: float  # what an all-to-all reaches
+    link: float  # bytes per second of an all-to-all
     expert_byte: float = 1.0  # bytes of a parameter
-    out: float = 1 + 4 / 128  # bytes of an element to its expert; home in 2
+    out: float = 1 + 4 / 128  # bytes of an element on its way to an expert; it returns in 2
     cached: float = 2.0
 
 
 H100 = GPU("H100", 80e9, 3.35e12 / 2, 1979e12 / 2, 1979e12 / 2, 989e12 / 2, 40e9)
-H800 = replace(H100, name="H800")  # its NVLink is slower, and is not used here
+H800 = replace(H100, name="H800")  # its NVLink is slower, but this estimate does not use it
 NVL72 = GPU(
     "GB200", 186e9, 8e12 / 2, 10e15 / 2, 5e15 / 2, 5e15 / 2, 900e9 / 2, 9 / 16, 9 / 16, 1
 )
@@ -47,21 +50,21 @@ NVL72 = GPU(
 
 
 # --8<-- [start:step]
-def held(gpu: GPU, n: int) -> float:
-    """Bytes of weights on each of n GPUs."""
+def weight_bytes(gpu: GPU, n: int) -> float:
+    """Return the bytes of weights on each of n GPUs."""
     return OTHER + EMBEDDING + SLOTS / n * SPARSE * EXPERT * gpu.expert_byte
 
 
-def most(gpu: GPU, n: int, context: float) -> int:
-    """Requests of one GPU that memory has room for."""
+def capacity(gpu: GPU, n: int, context: float) -> int:
+    """Return how many requests fit into 90% of the memory of one GPU."""
     each = context * LAYERS * (LATENT + ROTARY) * gpu.cached + BUFFERS
-    return int((0.9 * gpu.memory - held(gpu, n)) / each)
+    return int((0.9 * gpu.memory - weight_bytes(gpu, n)) / each)
 
 
 def step(gpu: GPU, n: int, batch: float, context: float, halves: int = 1) -> dict[str, float]:
-    """Seconds of a step with `batch` requests on each of n GPUs, in one micro-batch or two."""
+    """Return the seconds of a step with `batch` requests on each of n GPUs."""
     rows = batch / halves
-    # of a layer, by the choices of all ranks; one at least, on the rank that is waited for
+    # experts of a layer that the slowest GPU reads: the union of the choices, at least 1
     touched = max(1.0, SLOTS / n * (1 - (1 - K / SLOTS) ** (n * rows)))
     cached = batch * context
     part = {
@@ -83,10 +86,10 @@ def step(gpu: GPU, n: int, batch: float, context: float, halves: int = 1) -> dic
 
 
 def tensor_parallel(gpu: GPU, n: int, batch: float, context: float) -> float:
-    """Seconds for n GPUs that share each request: each reads the whole of its cache."""
+    """Return the seconds of a step if n GPUs share each request and read its whole cache."""
     touched = SPARSE * 256 * EXPERT * (1 - (1 - K / 256) ** batch)
     cache = batch * context * LAYERS * (LATENT + ROTARY) * gpu.cached
-    reads = ((OTHER + touched) / n + cache) / gpu.bandwidth  # few rows: bytes, and not FLOPs
+    reads = ((OTHER + touched) / n + cache) / gpu.bandwidth  # few rows, so bytes decide
     return reads + 2 * LAYERS * (ALPHA + 2 * batch * H * 2 / (450e9 / 2))  # all-reduces
 
 
@@ -103,7 +106,7 @@ FULL = [("SGLang, May 2025", H100, 72, 2000, 256), ("SGLang, Sept 2025", NVL72, 
 
 
 def best(gpu: GPU, n: int, batch: float, context: float) -> dict[str, float]:
-    """In one micro-batch or in two, whichever is faster."""
+    """Return the faster one of two ways: one micro-batch or two."""
     ways = [step(gpu, n, batch, context, halves) for halves in (1, 2)]
     return min(ways, key=lambda parts: parts["step"])
 
@@ -113,20 +116,20 @@ def main() -> None:
     print(
         f"DeepSeek-V3, {context} tokens cached for each request, as many as fit: ms of a step,"
     )
-    print("tokens/s and GPU, and these where a step may take no more than 30 ms")
+    print("tokens/s and GPU, and the same where a step may last at most 30 ms")
     print("GPU     n  weights  batch  tokens an  experts  others  attention  travel   step"
           "  tokens/s  at 30 ms")  # fmt: skip
     print("           on each  on each   expert")
     rates = {}
     for gpu, widths in ((H100, (16, 32, 72, 144, 288)), (NVL72, (8, 24, 72))):
         for n in widths:
-            fit = most(gpu, n, context)
+            fit = capacity(gpu, n, context)
             parts = best(gpu, n, fit, context)
             quick = [b / best(gpu, n, b, context)["step"] for b in range(1, fit + 1)
                      if best(gpu, n, b, context)["step"] <= promise]  # fmt: skip
             rates[gpu.name, n] = fit / parts["step"], max(quick, default=0.0)
             ms = {name: 1e3 * seconds for name, seconds in parts.items()}
-            print(f"{gpu.name:5} {n:3} {held(gpu, n) / 1e9:5.0f} GB {fit:8}"
+            print(f"{gpu.name:5} {n:3} {weight_bytes(gpu, n) / 1e9:5.0f} GB {fit:8}"
                   f" {fit * n * K / SLOTS:8.0f} {ms['experts']:9.1f} {ms['others']:7.1f}"
                   f" {ms['attention']:10.1f} {ms['travel']:7.1f} {ms['step']:6.1f}"
                   f" {rates[gpu.name, n][0]:9.0f} {rates[gpu.name, n][1]:9.0f}")  # fmt: skip
@@ -144,7 +147,7 @@ def main() -> None:
     print(f"one request alone on {n} H100: {1e3 * alone:.1f} ms a token, "
           f"tensor parallel {1e3 * split:.1f}")  # fmt: skip
     ceiling = H100.link / (SPARSE * K * H * (H100.out + 2))
-    print(f"the network alone: at most {ceiling:.0f} tokens/s and H100, however many there are")
+    print(f"limit of the network: {ceiling:.0f} tokens/s and H100, for any number of GPUs")
 
     print("published                     n  batch  cached   tokens/s and GPU  predicted  ratio")
     judged = []
@@ -158,8 +161,8 @@ def main() -> None:
               f"{ratio:8.2f}")  # fmt: skip
     for name, gpu, n, cached, batch in FULL:
         print(f"{name}, {gpu.name}, {cached} cached: {batch} requests, room for "
-              f"{most(gpu, n, cached)}")  # fmt: skip
-    print("two micro-batches in place of one, 72 H100, 2000 cached:")
+              f"{capacity(gpu, n, cached)}")  # fmt: skip
+    print("two micro-batches instead of one, 72 H100, 2000 cached:")
     gains = {}
     for batch in (32, 64, 128, 256):
         one, two = (step(H100, 72, batch, 2000, halves)["step"] for halves in (1, 2))
@@ -167,7 +170,9 @@ def main() -> None:
     print(
         "  " + ", ".join(f"{batch} requests {gain - 1:+.0%}" for batch, gain in gains.items())
     )
-    assert all(0.7 < row[0] < 1.4 for row in judged), "half of the data sheet does not do"
+    assert all(0.7 < row[0] < 1.4 for row in judged), (
+        "half of the data sheet does not explain a published rate"
+    )
     assert gains[32] < 0.85 and gains[64] < 1.1 < gains[128], "where overlap begins to pay"
 
 

@@ -1,7 +1,8 @@
-"""torch.export: a model as a graph that needs none of its Python, for lengths it was told of.
+"""torch.export turns a model into one graph that needs no Python code of the model.
 
-What is not said to be dynamic is a constant. The errors shown are those of an example's shape
-that got burnt in, of a promise that the model breaks, and of a value that decides.
+Every dimension that is not declared dynamic becomes a constant. The program shows three errors:
+a length that is a constant of the graph, a declared range of lengths that the model does not
+support, and a Python `if` that depends on the value of a tensor.
 """
 
 import io
@@ -14,7 +15,7 @@ from torch.nn import functional as F
 
 # --8<-- [start:model]
 class Decoder(nn.Module):
-    """One block: ids [b, s] -> logits of the next token [b, v]."""
+    """A model of one block: ids [b, s] -> logits of the next token [b, v]."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,7 +35,7 @@ class Decoder(nn.Module):
 
 # --8<-- [start:broken]
 class Halves(Decoder):
-    def forward(self, ids):  # works for an even number of tokens alone
+    def forward(self, ids):  # works only for an even number of tokens
         return super().forward(ids.unflatten(1, (2, -1)).flatten(1))
 
 
@@ -56,7 +57,7 @@ class StopsNot(Decoder):
 
 
 def last_logits(model: Decoder, ids: torch.Tensor) -> torch.Tensor:
-    """The model's logits [b, v] from its weights alone, in float64, head by head."""
+    """Compute the logits [b, v] from the weights, in float64 and head by head."""
     w = {name: weight.double() for name, weight in model.named_parameters()}
     rows = []
     for row in ids:
@@ -71,7 +72,7 @@ def last_logits(model: Decoder, ids: torch.Tensor) -> torch.Tensor:
 
 
 def words(error: Exception, *looked_for: str) -> str:
-    """The line of the message that has the decisive words."""
+    """Return the line of the error message that contains one of the words."""
     lines = [line.strip() for line in str(error).splitlines()]
     line = next(line for line in lines if any(w in line for w in looked_for))
     return line.partition(" Eq(")[0]  # what follows differs between versions
@@ -104,13 +105,14 @@ def main() -> None:
 
     fixed = export(model, (example,)).module()
     for name, work, looked_for in (
-        ("another length than the example's", lambda: fixed(longer), ("Guard", "Expected")),
-        ("beyond the range", lambda: graph(torch.zeros(1, 65, dtype=torch.long)),
+        ("a length that differs from the example", lambda: fixed(longer),
          ("Guard", "Expected")),
-        ("an even length, promised any", lambda: export(
+        ("a length outside the declared range", lambda: graph(
+            torch.zeros(1, 65, dtype=torch.long)), ("Guard", "Expected")),
+        ("only even lengths work, but any is declared", lambda: export(
             Halves(), (example,), dynamic_shapes=({1: length},)), ("Not all values",
             "must be", "specialized", "violated")),
-        ("a value that decides", lambda: export(Stops(), (example,)),
+        ("an if on the value of a tensor", lambda: export(Stops(), (example,)),
          ("data-dependent", "Data-dependent")),
     ):  # fmt: skip
         try:
@@ -118,7 +120,7 @@ def main() -> None:
         except Exception as error:
             print(f"{name}: {type(error).__name__}")
             print(f"  {words(error, *looked_for)}")
-            if name.startswith("an even"):
+            if name.startswith("only even"):
                 assert "% 2" in str(error) and "length = 2*_length" in str(error)
                 print("  and further down: length = 2*_length")
         else:
@@ -129,7 +131,7 @@ def main() -> None:
         plain.load_state_dict(fixed.state_dict())
         assert (plain(example).max() > 100) == (scale > 1)
         torch.testing.assert_close(fixed(example), part * plain(example))
-    print("torch.where in place of if: exported")
+    print("torch.where instead of if: exported, and equal on both sides of the limit")
 
 
 if __name__ == "__main__":

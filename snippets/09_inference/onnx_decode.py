@@ -1,6 +1,7 @@
-"""torch.onnx: the exported decoder in ONNX Runtime, equal to eager mode at every length.
+"""ONNX Runtime runs the exported decoder and agrees with eager mode at several lengths.
 
-The runtime knows nothing of torch: the file holds a graph of ONNX's own operators.
+The ONNX file contains a graph of operators that ONNX defines, so the runtime does not need
+torch. A text that is longer than the table of positions raises an error.
 """
 
 import importlib.util
@@ -14,7 +15,7 @@ from torch.nn import functional as F
 
 
 class Decoder(nn.Module):
-    """One block, as in export_decode.py: ids [b, s] -> logits of the next token [b, v]."""
+    """The model of export_decode.py: ids [b, s] -> logits of the next token [b, v]."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,7 +31,7 @@ class Decoder(nn.Module):
 
 
 def last_logits(model: Decoder, ids: torch.Tensor) -> torch.Tensor:
-    """The model's logits [b, v] from its weights alone, in float64, head by head."""
+    """Compute the logits [b, v] from the weights, in float64 and head by head."""
     w = {name: weight.double() for name, weight in model.named_parameters()}
     rows = []
     for row in ids:

@@ -1,8 +1,9 @@
-"""The road to TensorRT: export, hold the graph to the parser's table, build an engine on a GPU.
+"""A check of an ONNX file against TensorRT's table of operators finds problems without a GPU.
 
-Everything up to the engine needs no GPU, and most of what fails fails there: an operator that
-the parser does not know, a zero point that is not zero, a shape that no profile allows. The
-table is that of onnx-tensorrt's docs/operators.md at 10.1-GA, for opsets 9 to 20.
+The program exports a model, compares the operators of the file with the table, and builds an
+engine if there is a GPU. The check finds an operator that the parser does not support and a
+zero point that is not 0. On a GPU, the program also tries a shape outside of the profile. The
+table is docs/operators.md of onnx-tensorrt at 10.1-GA, for opsets 9 to 20.
 
 Needs: pip install onnx onnxscript onnxruntime; for the engine an NVIDIA GPU and tensorrt
 """
@@ -32,11 +33,11 @@ RNN RoiAlign Round ScaledTanh Scan Scatter ScatterElements ScatterND Selu Shape 
 Sign Sin Sinh Size Slice Softmax Softplus Softsign SpaceToDepth Split Sqrt Squeeze Sub Sum Tan
 Tanh ThresholdedRelu Tile TopK Transpose Trilu Unsqueeze Upsample Where Xor
 """
-LEAST, BEST, MOST = (1, 1), (2, 16), (64, 64)  # shapes of ids [b, s] for which it is built
+LEAST, BEST, MOST = (1, 1), (2, 16), (64, 64)  # shapes of ids [b, s] of the profile
 
 
 class Rounded(nn.Module):
-    """A product behind a pair of QuantizeLinear and DequantizeLinear."""
+    """Quantize and dequantize the input, then multiply it by a weight."""
 
     def __init__(self, zero: int) -> None:
         super().__init__()
@@ -48,7 +49,7 @@ class Rounded(nn.Module):
 
 # --8<-- [start:table]
 def refused(model) -> list[str]:
-    """What the parser does not take of an ONNX graph, by the table; `model` is onnx_ir's."""
+    """Return what the table excludes in an ONNX graph; `model` is a model of onnx_ir."""
     from onnx_ir.convenience import get_const_tensor
 
     found = {node.op_type for node in model.graph} - set(TAKEN.split())
@@ -66,7 +67,7 @@ def refused(model) -> list[str]:
 
 # --8<-- [start:engine]
 def build(path: str) -> bytes:
-    """Parse an ONNX file and time kernels for it on this GPU: minutes for a large model."""
+    """Parse an ONNX file and time kernels for it on this GPU. Large models need minutes."""
     import tensorrt as trt
 
     logger = trt.Logger(trt.Logger.ERROR)
@@ -84,7 +85,7 @@ def build(path: str) -> bytes:
 
 
 def run(plan: bytes, ids: torch.Tensor) -> torch.Tensor:
-    """Execute a plan on torch's tensors: it is given addresses and the current stream."""
+    """Execute a plan: it gets the addresses of torch tensors and the current stream."""
     import tensorrt as trt
 
     engine = trt.Runtime(trt.Logger(trt.Logger.ERROR)).deserialize_cuda_engine(plan)
@@ -136,11 +137,11 @@ def main() -> None:
             rounded = (Rounded(zero), (torch.randn(4, 8),))
             program = torch.onnx.export(*rounded, dynamo=True, verbose=False, opset_version=20)
             missing = refused(program.model)
-            print(f"zero point {zero}: {'; '.join(missing) or 'taken'}")
+            print(f"zero point {zero}: {'; '.join(missing) or 'accepted'}")
             assert len(missing) == (2 if zero else 0)
 
         if not torch.cuda.is_available():
-            print("engine: not built, for want of an NVIDIA GPU")
+            print("engine: not built, because this machine has no NVIDIA GPU")
             return
         if importlib.util.find_spec("tensorrt") is None:
             sys.exit("an engine needs: pip install tensorrt")

@@ -1,7 +1,9 @@
-"""Where a token's time goes at batch 1: in operators that do little, or in weights to be read.
+"""At batch size 1, small models wait for calls of operators, and large models for weights.
 
-Three models, the same code. For each: operators per token, times what the smallest operator
-costs; bytes of weights, over the rate at which they are read.
+Three models of different width run the same code. For each model the program counts the
+operators of a token and multiplies them by the time of the smallest operator. It also divides
+the bytes of the weights by the speed of a sum over 256 MiB. Compare the two estimates with the
+measured time of a token. The second estimate is not a limit: a product may read faster.
 """
 
 import time
@@ -13,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class StaticBlock(nn.Module):
-    """One token over a static cache, as in static_cache.py."""
+    """Compute one token with a static cache, as static_cache.py does."""
 
     def __init__(self, hidden: int, heads: int, most: int) -> None:
         super().__init__()
@@ -35,7 +37,7 @@ class StaticBlock(nn.Module):
 
 # --8<-- [start:count]
 class Count(TorchDispatchMode):
-    """Counts operators, views among them."""
+    """Count the operators that PyTorch dispatches, views included."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,6 +52,7 @@ class Count(TorchDispatchMode):
 
 
 def best(work, rounds: int) -> float:
+    """Return the shortest time of `work` in seconds."""
     times = []
     for _ in range(rounds):
         begin = time.perf_counter()
@@ -87,7 +90,7 @@ def main() -> None:
             token()
         assert all(block.keys[0, :, 5].any() for block in blocks)  # each layer has run
         size = sum(p.nbytes for p in blocks.parameters())
-        if hidden == 2048:  # in turn with reading, so that neither has the quiet moment
+        if hidden == 2048:  # in turn with reading, so that noise hits both
             took[hidden] = 1.0
             for _ in range(8):
                 took[hidden] = min(took[hidden], best(token, 1))
@@ -95,13 +98,13 @@ def main() -> None:
         else:
             took[hidden] = best(token, 200)
         calls, read = count.operators * overhead, size / bandwidth
-        assert calls < 2 * took[hidden]  # none of them costs less
+        assert calls < 2 * took[hidden]  # no operator is faster than the smallest one
         memory = f"≈{1e3 * read:6.2f} ms" if size > 2**28 else "in a cache"
         mib, ms = size / 2**20, 1e3 * took[hidden]
         calls *= 1e3
         print(f"{hidden:5}    ≈{count.operators:3} × λ = ≈{calls:.2f} ms    {mib:6.1f} MiB   "
               f"{memory:>16}    ≈{ms:.2f} ms")  # fmt: skip
-    assert took[64] < 3 * took[32], "four times the weights should hardly matter here"
+    assert took[64] < 3 * took[32], "four times the weights should barely matter here"
     assert 1e3 * took[2048] > 10 * calls and took[2048] > 10 * took[64]
     read_bytes = read * bandwidth  # of the last model: four for each weight
     assert abs(read_bytes / (4 * sum(p.numel() for p in blocks.parameters())) - 1) < 1e-6

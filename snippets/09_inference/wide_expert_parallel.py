@@ -1,13 +1,16 @@
-"""Decode with attention data-parallel and experts spread over all ranks: no cache lies twice.
+"""With data-parallel attention and expert parallelism, every cache is on one rank only.
 
-A rank attends for its own requests, whose caches lie there alone. Each layer's tokens then
-travel to the ranks of their experts, and home. Six requests are dealt out unevenly, and the
-last rank gets none: it runs all layers with no rows, since the others' all-to-alls wait for it.
-The tokens are those of one process that computes whole texts, without a cache or a batch; what
-every rank sends is what that process's routing says. Last, tensor-parallel attention on the
-same requests: each rank has some heads, and the latent cache of all requests.
+A rank computes attention for its own requests and stores only their caches. In each layer an
+all-to-all sends the tokens to the ranks of their experts, and a second one returns the results.
+Six requests are distributed unevenly, and the last rank gets none. That rank runs all layers
+with zero rows, because the all-to-alls of the other ranks need it.
 
-    --skip-idle    a rank without requests leaves the layers out
+The tokens must equal those of one process that computes whole texts without a cache. The bytes
+that each rank sends must follow from the routing of that process. At the end, tensor-parallel
+attention serves the same requests: each rank has some heads and the latent cache of all
+requests.
+
+    --skip-idle    a rank without requests skips the layers
 """
 
 import argparse
@@ -25,8 +28,8 @@ from torch.nn import functional as F
 HIDDEN, HEADS, LATENT, LAYERS, MOST, VOCABULARY = 48, 12, 8, 2, 16, 37
 EXPERTS, K = 12, 2
 PROMPTS = [[3, 1, 4], [1, 5, 9, 2], [6, 5], [3, 5, 8], [9, 7, 9], [3, 2]]
-ANSWERS = [7, 4, 9, 3, 6, 5]  # how many tokens each request asks for
-OWNERS = [0, 0, 0, 1, 1, 2]  # but never the last of several ranks
+ANSWERS = [7, 4, 9, 3, 6, 5]  # new tokens of each request
+OWNERS = [0, 0, 0, 1, 1, 2]  # the last of several ranks owns none
 
 
 def start() -> torch.device:
@@ -44,7 +47,7 @@ def start() -> torch.device:
 
 
 def make_weights(device: torch.device) -> dict:
-    """The same on every rank: per layer query, down, value, out, router, and experts."""
+    """Return equal weights on every rank: query, down, out, router and experts of a layer."""
     generator = torch.Generator().manual_seed(0)
 
     def draw(*shape: int, rows: int) -> torch.Tensor:
@@ -55,9 +58,9 @@ def make_weights(device: torch.device) -> dict:
         "place": draw(MOST, HIDDEN, rows=1),
         "layers": [
             {
-                "query": draw(HIDDEN, HEADS, LATENT, rows=HIDDEN),  # up_key is absorbed in it
-                "down": draw(HIDDEN, LATENT, rows=HIDDEN),  # what is cached
-                "out": draw(HEADS, LATENT, HIDDEN, rows=HEADS * LATENT),  # and up_value in this
+                "query": draw(HIDDEN, HEADS, LATENT, rows=HIDDEN),  # contains up_key
+                "down": draw(HIDDEN, LATENT, rows=HIDDEN),  # its result is cached
+                "out": draw(HEADS, LATENT, HIDDEN, rows=HEADS * LATENT),  # contains up_value
                 "router": draw(HIDDEN, EXPERTS, rows=HIDDEN),
                 "wide": draw(EXPERTS, HIDDEN, 2 * HIDDEN, rows=HIDDEN),
                 "narrow": draw(EXPERTS, 2 * HIDDEN, HIDDEN, rows=2 * HIDDEN),
@@ -72,7 +75,7 @@ def norm(x: torch.Tensor) -> torch.Tensor:
 
 
 def at_once(weights: dict, ids: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """The truth: logits [s, v] of a whole text, and the experts chosen [LAYERS, s, K]."""
+    """Return the reference: logits [s, v] of a text, and its experts [LAYERS, s, K]."""
     x, choices = weights["token"][ids] + weights["place"][: len(ids)], []
     for w in weights["layers"]:
         latent = norm(x) @ w["down"]
@@ -94,7 +97,7 @@ def at_once(weights: dict, ids: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
 
 # --8<-- [start:attend]
 def attend(w: dict, heads: slice, x: torch.Tensor, cache: torch.Tensor, at: list[int]):
-    """One new token for each of b requests: x [b, h], its latent cache [b, MOST, LATENT]."""
+    """Attend with one new token of each request: x [b, h], cache [b, MOST, LATENT]."""
     row = torch.arange(len(at))
     cache[row, at] = norm(x) @ w["down"]
     query = torch.einsum("bh,hal->bal", norm(x), w["query"][:, heads])
@@ -108,7 +111,7 @@ def attend(w: dict, heads: slice, x: torch.Tensor, cache: torch.Tensor, at: list
 
 
 def experts(w: dict, mine: range, x: torch.Tensor, expert_of: torch.Tensor) -> torch.Tensor:
-    """Each row by its own expert, those of other ranks by none."""
+    """Multiply each row by its expert if the expert is on this rank; other rows become 0."""
     out = torch.zeros_like(x)
     for i in mine:
         rows = (expert_of == i).nonzero().flatten()
@@ -118,9 +121,9 @@ def experts(w: dict, mine: range, x: torch.Tensor, expert_of: torch.Tensor) -> t
 
 # --8<-- [start:travel]
 class Travel:
-    """All-to-alls that carry each token to its K experts and home; b may be 0 on any rank.
+    """Send each token to its K experts and return the results; b may be 0 on any rank.
 
-    `mine` are this rank's experts, as many on every rank, in rank order.
+    `mine` are the experts of this rank. Every rank has the same number of experts, in order.
     """
 
     def __init__(self, mine: range) -> None:
@@ -129,7 +132,7 @@ class Travel:
     def exchange(self, rows: torch.Tensor, send: list[int], receive: list[int]) -> torch.Tensor:
         out = rows.new_empty(sum(receive), *rows.shape[1:])
         dist.all_to_all_single(out, rows.contiguous(), receive, send)
-        if rows.is_floating_point():  # tokens, and not the numbers of their experts
+        if rows.is_floating_point():  # count tokens, not the numbers of their experts
             elsewhere = sum(send) - send[dist.get_rank()]
             self.sent += elsewhere * rows.shape[1] * rows.element_size()
         return out
@@ -155,7 +158,7 @@ class Travel:
 
 
 class Partial:
-    """Beside it: every rank has all tokens, and sums over ranks what its own experts say."""
+    """For comparison: every rank has all tokens; an all-reduce adds the experts' results."""
 
     def __init__(self, mine: range) -> None:
         self.mine, self.summed = mine, 0
@@ -175,7 +178,7 @@ class Partial:
 # --8<-- [start:serve]
 def serve(weights: dict, requests: list[int], mix: Callable, heads: slice, share: Callable,
           skip_idle: bool = False) -> tuple[dict, int]:  # fmt: skip
-    """Greedy answers of these requests, one token of each a step, and the bytes of cache."""
+    """Return greedy answers, one token of each request per step, and the bytes of cache."""
     device = weights["token"].device
     ids = {r: list(PROMPTS[r]) for r in requests}
     slot = {r: i for i, r in enumerate(requests)}
@@ -184,7 +187,7 @@ def serve(weights: dict, requests: list[int], mix: Callable, heads: slice, share
     while True:
         live = [r for r in requests if at[r] < len(PROMPTS[r]) + ANSWERS[r] - 1]
         anyone = torch.tensor(len(live), device=device)
-        dist.all_reduce(anyone)  # a rank may stop when nobody has a request, and not before
+        dist.all_reduce(anyone)  # a rank may stop only when no rank has a request
         if not anyone:
             return ids, caches.nbytes
         if skip_idle and not live:
@@ -213,7 +216,7 @@ def main() -> int:
     skip = parser.parse_args().skip_idle
     if EXPERTS % int(os.environ.get("WORLD_SIZE", "1")):
         sys.exit(f"the number of ranks must divide {EXPERTS} experts and heads")
-    if skip and "RANK" in os.environ:  # the message is gloo's, and rank 0 gives up first
+    if skip and "RANK" in os.environ:  # gloo has this message; rank 0 times out first
         patience = 600 if int(os.environ["RANK"]) else 10
         dist.init_process_group("gloo", timeout=timedelta(seconds=patience))
     device = torch.device("cpu") if dist.is_initialized() else start()
@@ -232,9 +235,9 @@ def main() -> int:
         if rank == 0:
             told = re.search(r"Timed out waiting \d+ms", str(error))
             print(f"rank 0 in an all-to-all: {told[0] if told else error}", flush=True)
-        os._exit(1)  # the group is broken, and its end would wait, too
+        os._exit(1)  # ending the broken group would wait, too
 
-    # the truth, one request after another, and which ranks its routing makes a token go to
+    # the reference, one request after another, and the ranks to which its routing sends rows
     truth, leaves = {}, torch.zeros(n, dtype=torch.long)  # rows that leave each rank
     for r, prompt in enumerate(PROMPTS):
         text = list(prompt)
@@ -264,11 +267,12 @@ def main() -> int:
     if rank == 0:
         cached, total, twice = (sum(column) for column in list(zip(*everyone, strict=True))[1:])
         print(f"{n} rank{'s' * (n > 1)}, {EXPERTS // n} of {EXPERTS} experts on each: "
-              f"{len(PROMPTS)} requests, every token that of one process")  # fmt: skip
-        for r, (requests, held, sent, _) in enumerate(everyone):
-            print(f"  rank {r}: {requests} requests, {held:5} bytes of cache, {sent:6} sent")
+              f"{len(PROMPTS)} requests, every token equals that of one process")  # fmt: skip
+        for r, (requests, stored, sent, _) in enumerate(everyone):
+            print(f"  rank {r}: {requests} requests, {stored:5} bytes of cache, {sent:6} sent")
         even = 2 * (n - 1) / n * K * LAYERS * steps * row
-        print(f"  all ranks: {cached:17} bytes of cache, {total:6} sent, if even {even:.0f}")
+        print(f"  all ranks: {cached:17} bytes of cache, {total:6} sent, "
+              f"{even:.0f} with even routing")  # fmt: skip
         rings = 2 * (n - 1) * partial.summed
         print(f"  tensor-parallel attention: {twice} bytes of cache, {rings:6} sent by rings")
         assert twice == n * cached
