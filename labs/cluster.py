@@ -27,6 +27,7 @@ import contextlib
 import ctypes
 import json
 import os
+import secrets
 import select
 import shutil
 import signal
@@ -117,7 +118,8 @@ def run(plan: Plan, commands: Sequence[Sequence[str]], stdout=None, stderr=None)
     Whatever ends this function, or the program that called it, ends the cluster.
     """
     started = _started(os.getpid())
-    folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}-{os.getpid()}-{started}-"))
+    name = f"{PREFIX}-{os.getpid()}-{started}-{secrets.token_hex(4)}"
+    folder = Path(tempfile.gettempdir()) / name  # the keeper makes it, and so it removes it
     task = json.dumps({"plan": asdict(plan), "commands": list(map(list, commands))})
     process = None
     life, ours = os.pipe()  # its other end is closed when this process ends, whatever ends it
@@ -224,6 +226,7 @@ def keep(life: int, folder: Path, plan: Plan, commands: list[list[str]]) -> int:
     """Hold a cluster until its commands or its owner end; the exit status."""
     os.set_inheritable(life, False)
     try:
+        folder.mkdir(mode=0o700)
         if not plan.isolated:
             if sys.platform == "linux":
                 ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)

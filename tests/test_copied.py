@@ -89,7 +89,7 @@ REASONS = {
         paging_waste:Sequence speculation_priced:Draft mean_hides_tail:Served
         guided:Automaton guided:fits guided:masked fleet_trace:Kind
         fleet:Hardware fleet:Fleet capacity:Model capacity:Load capacity:plan
-        capacity_published:predicted""",
+        capacity_published:predicted decode_step_times:Case""",
     "it brings data, whatever the model": "stream:Stream stateful_loader:Stream",
     "its argument is one parameter": "mixed_precision_policy:vectors_in_fp32",
 }
