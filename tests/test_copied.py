@@ -64,7 +64,7 @@ REASONS = {
         chunked_prefill:serve disaggregated:prefill disaggregated:decode
         disaggregated:hand_over continuous_batching:Slots continuous_batching:serve
         continuous_batching:check_alone serve:Server drafts:Verifier speculative:round_
-        cuda_graph_decode:captured wide_expert_parallel:Travel""",
+        cuda_graph_decode:captured""",
     "the scene of a failure or of a measurement": """
         threads_or_processes:data_parallel throughput:trainer ready_twice:losses
         late_parameters:apply_change in_place_grad_view:kept_gradients rank0_only:run
