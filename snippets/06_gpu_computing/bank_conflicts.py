@@ -1,4 +1,4 @@
-"""Lanes that need different words of the same bank of shared memory must take turns.
+"""Lanes that need different words of the same bank of shared memory need several passes.
 
 Shared memory has 32 banks, and each bank is 4 bytes wide. In one pass, a bank delivers one word
 to all lanes that need this word. The number of passes is therefore the largest number of
