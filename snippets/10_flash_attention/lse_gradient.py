@@ -65,7 +65,7 @@ def main() -> None:
         else:
             assert min(off[:2]) > 0.01 and off[2] < 1e-12
             assert (found[1] - truth[1]).norm(dim=1).min() > 1e-4  # for the keys of both parts
-            print(f"dV equal, dQ off by ≈{100 * off[0]:.0f}%, dK by ≈{100 * off[1]:.0f}%")
+            print(f"dV equal, dQ off by {100 * off[0]:.0f}%, dK by {100 * off[1]:.0f}%")
 
 
 if __name__ == "__main__":
