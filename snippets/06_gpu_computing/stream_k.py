@@ -1,7 +1,7 @@
 """The last wave of a matrix product, with four schedules: which of them keeps all SMs busy?
 
-D [M, N] = A [M, K] B [K, N] is cut into tiles, and each tile into turns of 64 along K. A
-schedule says which block computes which turns. The program simulates four schedules: whole
+D [M, N] = A [M, K] B [K, N] is cut into tiles, and each tile into steps of 64 along K. A
+schedule says which block computes which steps. The program simulates four schedules: whole
 tiles, split-K, a persistent kernel and stream-K (Osama et al., arXiv 2301.03598). If stores
 took no time, the time of each schedule would follow a formula, and the program compares the
 two. It draws stream_k.svg.
@@ -11,41 +11,41 @@ import math
 from collections import defaultdict
 from functools import partial
 
-SMS, TILE_M, TILE_N, TURN = 132, 128, 256, 64
-CLOCKS = TILE_M * TILE_N * TURN / 2048  # of a turn: 2,048 FMAs in bf16 per clock on an H100
+SMS, TILE_M, TILE_N, STEP = 132, 128, 256, 64
+CLOCKS = TILE_M * TILE_N * STEP / 2048  # of a step: 2,048 FMAs in bf16 per clock on an H100
 SHARE = 3.35e12 / SMS / 1.83e9  # bytes per clock and SM, if all SMs share 3.35 TB/s
-STORE = 2 * TILE_M * TILE_N / SHARE / CLOCKS  # the time to store a tile in bf16, in turns
+STORE = 2 * TILE_M * TILE_N / SHARE / CLOCKS  # the time to store a tile in bf16, in steps
 
-Part = tuple[int, int, int]  # a tile, its first turn, and the turn after its last turn
+Part = tuple[int, int, int]  # a tile, its first step, and the step after its last step
 
 
 # --8<-- [start:schedules]
-def whole(tiles: int, turns: int) -> list[list[Part]]:
+def whole(tiles: int, steps: int) -> list[list[Part]]:
     """One block for each tile."""
-    return [[(tile, 0, turns)] for tile in range(tiles)]
+    return [[(tile, 0, steps)] for tile in range(tiles)]
 
 
-def split_k(tiles: int, turns: int, parts: int) -> list[list[Part]]:
+def split_k(tiles: int, steps: int, parts: int) -> list[list[Part]]:
     """Several blocks for each tile, one for each part of K."""
-    size = math.ceil(turns / parts)
-    cuts = [(k, min(k + size, turns)) for k in range(0, turns, size)]
+    size = math.ceil(steps / parts)
+    cuts = [(k, min(k + size, steps)) for k in range(0, steps, size)]
     return [[(tile, *cut)] for tile in range(tiles) for cut in cuts]
 
 
-def persistent(tiles: int, turns: int, sms: int = SMS) -> list[list[Part]]:
+def persistent(tiles: int, steps: int, sms: int = SMS) -> list[list[Part]]:
     """One block for each SM. With 132 SMs, a block computes every 132nd tile."""
-    return [[(t, 0, turns) for t in range(sm, tiles, sms)] for sm in range(min(sms, tiles))]
+    return [[(t, 0, steps) for t in range(sm, tiles, sms)] for sm in range(min(sms, tiles))]
 
 
-def stream_k(tiles: int, turns: int, sms: int = SMS) -> list[list[Part]]:
-    """One block for each SM. All get the same number of turns, which may cross tiles."""
+def stream_k(tiles: int, steps: int, sms: int = SMS) -> list[list[Part]]:
+    """One block for each SM. All get the same number of steps, which may cross tiles."""
     blocks = []
     for sm in range(sms):
-        at, end = tiles * turns * sm // sms, tiles * turns * (sm + 1) // sms
+        at, end = tiles * steps * sm // sms, tiles * steps * (sm + 1) // sms
         block = []
         while at < end:
-            tile, first = divmod(at, turns)
-            length = min(turns - first, end - at)
+            tile, first = divmod(at, steps)
+            length = min(steps - first, end - at)
             block.append((tile, first, first + length))
             at += length
         blocks.append(block)
@@ -56,24 +56,24 @@ def stream_k(tiles: int, turns: int, sms: int = SMS) -> list[list[Part]]:
 
 
 # --8<-- [start:run]
-def run(blocks: list[list[Part]], turns: int, store: float = 0, overlap: bool = True) -> float:
-    """The number of turns until all tiles are stored. A free SM takes the next block.
+def run(blocks: list[list[Part]], steps: int, store: float = 0, overlap: bool = True) -> float:
+    """The number of steps until all tiles are stored. A free SM takes the next block.
 
-    A part of a tile is written in fp32, at twice the cost. The block that has the first turn of
+    A part of a tile is written in fp32, at twice the cost. The block that has the first step of
     a tile waits for the other parts, reads and adds them, and writes the tile. With `overlap`,
-    a block computes its next turns while its store is still running.
+    a block computes its next steps while its store is still running.
     """
     written = defaultdict(list)  # for each tile: when its parts are in memory
-    heads = []  # blocks that have the first turn of a tile, but not all of its turns
+    heads = []  # blocks that have the first step of a tile, but not all of its steps
     free = [0.0] * SMS
     for block in blocks:
         sm = free.index(min(free))
         for tile, first, end in block:
             free[sm] += end - first
-            if first == 0 and end < turns:
+            if first == 0 and end < steps:
                 heads.append((tile, sm))
             else:
-                there = free[sm] + store * (1 if end - first == turns else 2)
+                there = free[sm] + store * (1 if end - first == steps else 2)
                 written[tile].append(there)
                 free[sm] = free[sm] if overlap else there
     for tile, sm in heads:
@@ -87,29 +87,29 @@ def run(blocks: list[list[Part]], turns: int, store: float = 0, overlap: bool = 
 
 
 def check() -> None:
-    """Each schedule computes each turn once. Without stores, its time follows a formula."""
+    """Each schedule computes each step once. Without stores, its time follows a formula."""
     for tiles in (1, 8, 131, 132, 133, 264, 272, 400, 529):
-        for turns in (16, 61):
-            rounds, even = math.ceil(tiles / SMS), math.ceil(tiles * turns / SMS)
-            formulas = {whole: rounds * turns, persistent: rounds * turns, stream_k: even}
+        for steps in (16, 61):
+            rounds, even = math.ceil(tiles / SMS), math.ceil(tiles * steps / SMS)
+            formulas = {whole: rounds * steps, persistent: rounds * steps, stream_k: even}
             for parts in (2, 4, 8):
-                blocks = math.ceil(tiles * parts / SMS) * math.ceil(turns / parts)
+                blocks = math.ceil(tiles * parts / SMS) * math.ceil(steps / parts)
                 formulas[partial(split_k, parts=parts)] = blocks
             for schedule, formula in formulas.items():
-                parts = [part for block in schedule(tiles, turns) for part in block]
+                parts = [part for block in schedule(tiles, steps) for part in block]
                 done = sorted(
                     (tile, k) for tile, first, end in parts for k in range(first, end)
                 )
-                assert done == [(tile, k) for tile in range(tiles) for k in range(turns)]
-                time = run(schedule(tiles, turns), turns)
-                if isinstance(schedule, partial) and turns % schedule.keywords["parts"]:
-                    assert time <= formula  # the last part of a tile has fewer turns
+                assert done == [(tile, k) for tile in range(tiles) for k in range(steps)]
+                time = run(schedule(tiles, steps), steps)
+                if isinstance(schedule, partial) and steps % schedule.keywords["parts"]:
+                    assert time <= formula  # the last part of a tile has fewer steps
                 else:
                     assert time == formula
             near = partial(math.isclose, rel_tol=1e-9)
-            stored = run(whole(tiles, turns), turns, STORE, overlap=False)
-            assert near(stored, rounds * (turns + STORE))
-            assert near(run(persistent(tiles, turns), turns, STORE), rounds * turns + STORE)
+            stored = run(whole(tiles, steps), steps, STORE, overlap=False)
+            assert near(stored, rounds * (steps + STORE))
+            assert near(run(persistent(tiles, steps), steps, STORE), rounds * steps + STORE)
     # of two parts one writes 2 stores, and the other reads 2 and writes 1
     assert near(run(split_k(8, 16, 2), 16, STORE), 8 + 5 * STORE)
 
@@ -134,13 +134,13 @@ def draw() -> None:
     plt.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "stream_k", "font.size": 12}
     figure = plt.figure(figsize=(7, 5.4))
     grid = figure.add_gridspec(2, 3, height_ratios=(2, 3), hspace=0.65, wspace=0.12)
-    tiles, turns, sms = 5, 8, 4  # a small example: five tiles for four SMs
+    tiles, steps, sms = 5, 8, 4  # a small example: five tiles for four SMs
     colours = "#0b6e99", "#c2410c", "#15803d", "#7c3aed", "#6b7280"
     for column, (name, blocks, time) in enumerate(
         (
-            ("whole tiles", whole(tiles, turns), 16),
-            ("split-K, two parts", split_k(tiles, turns, 2), 12),
-            ("stream-K", stream_k(tiles, turns, sms), 10),
+            ("whole tiles", whole(tiles, steps), 16),
+            ("split-K, two parts", split_k(tiles, steps, 2), 12),
+            ("stream-K", stream_k(tiles, steps, sms), 10),
         )
     ):
         panel = figure.add_subplot(grid[0, column])
@@ -152,18 +152,18 @@ def draw() -> None:
             panel.text(middle, sm, str(tile), ha="center", va="center", color="white")
         panel.set(xlim=(0, 17), xticks=(0, 8, 16), ylim=(3.6, -0.6), title=f"{name}: {time}")
         panel.set_yticks(range(sms), [f"SM {sm}" for sm in range(sms)] if not column else [])
-        panel.set_xlabel("turns")
+        panel.set_xlabel("steps along K")
         panel.title.set_fontsize(12)
         panel.spines[["top", "right"]].set_visible(False)
     axes = figure.add_subplot(grid[1, :])
-    counts, turns = range(6, 661, 6), 64
+    counts, steps = range(6, 661, 6), 64
     for name, schedule, overlap, colour in (
         ("whole tiles", whole, False, "#6b7280"),
         ("persistent", persistent, True, "#0b6e99"),
         ("stream-K", stream_k, True, "#c2410c"),
     ):
-        times = [run(schedule(n, turns), turns, STORE, overlap) for n in counts]
-        shares = [100 * n * turns / SMS / t for n, t in zip(counts, times, strict=True)]
+        times = [run(schedule(n, steps), steps, STORE, overlap) for n in counts]
+        shares = [100 * n * steps / SMS / t for n, t in zip(counts, times, strict=True)]
         axes.plot(counts, shares, color=colour, linewidth=1.6, label=name)
     axes.set(
         xlabel="tiles, K = 4,096", ylabel="SM time in use (%)", ylim=(0, 103), xlim=(0, 660)
@@ -192,21 +192,21 @@ def waves(tiles: int) -> float:
 def main() -> None:
     check()
     print(
-        f"storing a tile of {TILE_M} × {TILE_N} takes the time of {STORE:.1f} turns of {TURN}"
+        f"storing a tile of {TILE_M} × {TILE_N} takes the time of {STORE:.1f} steps of {STEP}"
     )
     print("SM time in use, if stores took no time / with stores")
     print(
         "M × N × K            tiles waves       whole  persistent  split-K, parts    stream-K"
     )
     for m, n, k in PRODUCTS:
-        tiles, turns = math.ceil(m / TILE_M) * math.ceil(n / TILE_N), math.ceil(k / TURN)
-        best = min((2, 4, 8, 16), key=lambda s: run(split_k(tiles, turns, s), turns, STORE))
+        tiles, steps = math.ceil(m / TILE_M) * math.ceil(n / TILE_N), math.ceil(k / STEP)
+        best = min((2, 4, 8, 16), key=lambda s: run(split_k(tiles, steps, s), steps, STORE))
         cells, shares = {}, {}
         for schedule in (whole, persistent, partial(split_k, parts=best), stream_k):
-            blocks, busy = schedule(tiles, turns), tiles * turns / SMS
-            stored = run(blocks, turns, STORE, overlap=schedule is not whole)
-            cells[schedule] = f"{busy / run(blocks, turns):.0%} / {busy / stored:.0%}"
-            assert stored >= run(blocks, turns)
+            blocks, busy = schedule(tiles, steps), tiles * steps / SMS
+            stored = run(blocks, steps, STORE, overlap=schedule is not whole)
+            cells[schedule] = f"{busy / run(blocks, steps):.0%} / {busy / stored:.0%}"
+            assert stored >= run(blocks, steps)
             shares[schedule] = busy / stored
         plain, walking, split, streamed = shares.values()
         assert plain <= walking <= streamed

@@ -46,6 +46,9 @@ def main() -> None:
         assert torch.equal(add(x, y, block), (x.double() + y.double()).float())
         programs = triton.cdiv(n, block)
         masked = programs * block - n
+        longer = torch.full((n + block,), -1.0, device=device)
+        add_kernel[(programs,)](x, y, longer, n, BLOCK=block)
+        assert torch.equal(longer[:n], x + y) and torch.all(longer[n:] == -1)  # not written
         print(f"{n:5} elements: {programs:2} programs, {masked:3} masked in the last, equal")
     with contextlib.suppress(ValueError):
         add(x[::2], y[::2], block)

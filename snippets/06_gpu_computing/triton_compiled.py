@@ -1,4 +1,4 @@
-"""What Triton makes of one matrix product for four kinds of GPUs, on a machine without a GPU.
+"""What Triton makes of one matrix product for three kinds of GPUs, on a machine without a GPU.
 
 The compiler needs only the name of a GPU. The first table shows which instructions it chooses
 and how many tiles it keeps in shared memory. Compare the lines of sm_90: if Triton does not

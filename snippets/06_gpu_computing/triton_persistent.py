@@ -3,7 +3,7 @@
 C [M, N] = A [M, K] B [K, N]. Tensor descriptors describe the matrices. On an H100, TMA carries
 out the loads and stores, and the kernel needs no masks. The table counts what persistent
 programs save: they start fewer blocks, and an SM fills its pipeline only once. In the last
-turn, some SMs still have no tile (column idle).
+wave, some SMs still have no tile (column idle).
 """
 
 import os
@@ -84,9 +84,9 @@ def counts(rows: int, columns: int, programs: int) -> tuple[int, float]:
     tiles = rows * columns
     walks = [range(first, tiles, programs) for first in range(programs)]
     assert sorted(tile for walk in walks for tile in walk) == list(range(tiles))
-    turns = max(map(len, walks))
-    assert turns == -(-tiles // programs)  # the same as with one block for each tile
-    return turns, 1 - tiles / (turns * programs)
+    waves = max(map(len, walks))
+    assert waves == -(-tiles // programs)  # the same as with one block for each tile
+    return waves, 1 - tiles / (waves * programs)
 
 
 # --8<-- [end:counts]
@@ -106,11 +106,11 @@ def main() -> None:
         print(f"{m} x {n} x {k}, programs: at most {programs}: equal to torch.matmul")
 
     print(f"\ntiles of 128 x 256, {SMS} SMs   blocks started     pipelines filled in an SM")
-    print("   n  tiles  turns   idle    per SM  per tile     per SM  per tile")
+    print("   n  tiles  waves   idle    per SM  per tile     per SM  per tile")
     for n in (4096, 5120, 8192):
         tiles = n // 128 * (n // 256)
-        turns, idle = counts(n // 128, n // 256, SMS)
-        print(f"{n} {tiles:6} {turns:6} {idle:6.1%} {SMS:9} {tiles:9} {1:10} {turns:9}")
+        waves, idle = counts(n // 128, n // 256, SMS)
+        print(f"{n} {tiles:6} {waves:6} {idle:6.1%} {SMS:9} {tiles:9} {1:10} {waves:9}")
 
     if ON_GPU:
         a, b = torch.randn(2, 8192, 8192, device=device, dtype=torch.bfloat16).unbind()

@@ -56,6 +56,10 @@ def main() -> None:
         exact = half.double().softmax(-1).half()  # the kernel may differ by one step of fp16
         torch.testing.assert_close(softmax(half), exact, rtol=1e-3, atol=1e-7)
         block = triton.next_power_of_2(columns)
+        longer = torch.full((5, columns + block), -1.0, device=device)
+        softmax_kernel[(5,)](x, longer, x.stride(0), longer.stride(0), columns, BLOCK=block)
+        torch.testing.assert_close(longer[:, :columns], expected)
+        assert torch.all(longer[:, columns:] == -1)  # the kernel writes nothing behind a row
         print(
             f"{columns:5} columns in a block of {block:4}, {columns / block:4.0%} used: equal"
         )
