@@ -13,28 +13,30 @@ import torch
 import torch.nn.functional as F
 
 Rounding = Callable[[torch.Tensor], torch.Tensor]
+Result = tuple[torch.Tensor, int, int]  # outputs, elements of scratch, multiplications
 
 
 # --8<-- [start:algorithms]
-def shifts(x: torch.Tensor, w: torch.Tensor, cut: Rounding) -> tuple[torch.Tensor, int]:
-    """Return x [b, i, h, w] * w [o, i, 3, 3] -> [b, o, h, w], and the elements of scratch."""
+def shifts(x: torch.Tensor, w: torch.Tensor, cut: Rounding) -> Result:
+    """Return x [b, i, h, w] * w [o, i, 3, 3] -> [b, o, h, w], scratch and multiplications."""
     x, w = cut(F.pad(x, (1, 1, 1, 1))), cut(w)
     h, v = x.shape[2] - 2, x.shape[3] - 2
-    taps = [(r, c) for r in range(3) for c in range(3)]
-    parts = (
-        torch.einsum("bihv,oi->bohv", x[:, :, r : r + h, c : c + v], w[:, :, r, c])
-        for r, c in taps
-    )
-    return sum(parts), 0
+    y, count = 0, 0
+    for r in range(3):
+        for c in range(3):
+            shifted = x[:, :, r : r + h, c : c + v]
+            y = y + torch.einsum("bihv,oi->bohv", shifted, w[:, :, r, c])
+            count += shifted.numel() * len(w)
+    return y, 0, count
 
 
-def im2col(x: torch.Tensor, w: torch.Tensor, cut: Rounding) -> tuple[torch.Tensor, int]:
+def im2col(x: torch.Tensor, w: torch.Tensor, cut: Rounding) -> Result:
     windows = F.unfold(cut(x), 3, padding=1)  # [b, i · 9, h · w]
     y = cut(w).flatten(1) @ windows
-    return y.view(len(x), -1, *x.shape[2:]), windows.numel()
+    return y.view(len(x), -1, *x.shape[2:]), windows.numel(), windows.numel() * len(w)
 
 
-def winograd(x: torch.Tensor, w: torch.Tensor, cut: Rounding) -> tuple[torch.Tensor, int]:
+def winograd(x: torch.Tensor, w: torch.Tensor, cut: Rounding) -> Result:
     """Compute 2 × 2 outputs from each tile of 4 × 4: 16 multiplications instead of 36."""
     before = x.new_tensor([[1, 0, -1, 0], [0, 1, 1, 0], [0, -1, 1, 0], [0, 1, 0, -1]])
     weights = x.new_tensor([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]])
@@ -43,16 +45,18 @@ def winograd(x: torch.Tensor, w: torch.Tensor, cut: Rounding) -> tuple[torch.Ten
     tiles = cut(before @ tiles @ before.T)
     products = torch.einsum("bihvxy,oixy->bohvxy", tiles, cut(weights @ w @ weights.T))
     y = after @ products @ after.T  # [b, o, h / 2, w / 2, 2, 2]
-    return y.transpose(3, 4).reshape(len(x), -1, *x.shape[2:]), tiles.numel()
+    y = y.transpose(3, 4).reshape(len(x), -1, *x.shape[2:])
+    return y, tiles.numel(), tiles.numel() * len(w)
 
 
-def fourier(x: torch.Tensor, w: torch.Tensor, cut: Rounding) -> tuple[torch.Tensor, int]:
+def fourier(x: torch.Tensor, w: torch.Tensor, cut: Rounding) -> Result:
     h, v = x.shape[2:]
     size = (h + 2, v + 2)  # room for the border, so that nothing wraps around
     spectrum = torch.fft.rfft2(cut(x), size)  # [b, i, h + 2, w / 2 + 2]
     kernel = torch.fft.rfft2(cut(w).flip(2, 3), size)
     y = torch.fft.irfft2(torch.einsum("bihv,oihv->bohv", spectrum, kernel), size)
-    return y[:, :, 1 : h + 1, 1 : v + 1], 2 * spectrum.numel()
+    real = 2 * spectrum.numel()  # two for each complex number
+    return y[:, :, 1 : h + 1, 1 : v + 1], real, 2 * real * len(w)  # (a + bi)(c + di): four
 
 
 # --8<-- [end:algorithms]
@@ -95,21 +99,16 @@ def main() -> None:
     b, i, o, n = 4, 32, 32, 32
     x, w = torch.randn(b, i, n, n, device=device), torch.randn(o, i, 3, 3, device=device)
     truth = F.conv2d(x.double(), w.double(), padding=1)
-    multiplied = {
-        shifts: 9,
-        im2col: 9,
-        winograd: 16 / 4,
-        fourier: 4 * (n + 2) * (n // 2 + 2) / n**2,
-    }
     print("3 × 3          × for each     scratch,   error with factors in")
     print("               pair, output   × input       fp32        bf16")
     error = {}
-    for algorithm, count in multiplied.items():
+    for algorithm in (shifts, im2col, winograd, fourier):
         for name, cut in (("fp32", lambda t: t), ("bf16", lambda t: t.bfloat16().float())):
-            y, scratch = algorithm(x, w, cut)
+            y, scratch, count = algorithm(x, w, cut)
             error[algorithm, name] = ((y - truth).norm() / truth.norm()).item()
         cells = "".join(f"{error[algorithm, name]:12.1e}" for name in ("fp32", "bf16"))
-        print(f"{algorithm.__name__:15}{count:8.1f}{scratch / x.numel():13.1f}  {cells}")
+        each = count / (y.numel() * i)  # for one output, and one pair of channels
+        print(f"{algorithm.__name__:15}{each:8.1f}{scratch / x.numel():13.1f}  {cells}")
     assert all(e < 3e-6 for (_, name), e in error.items() if name == "fp32")
     assert error[winograd, "bf16"] > 1.5 * error[shifts, "bf16"]
 

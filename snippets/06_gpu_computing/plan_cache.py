@@ -74,8 +74,10 @@ def walk(shapes: Iterable[int], plans: Plans, device: torch.device) -> None:
 def filters(rule: Callable[[int], int], device: torch.device) -> tuple[Plans, float, float]:
     """Filter and check many signals. Return the plans, points / needed points, and seconds."""
     torch.manual_seed(0)
+    # drawn on the CPU before anything else, so the lengths are the same on every machine
+    lengths = torch.randint(1000, 2000, (SIGNALS,)).tolist()
     kernel, plans, took, needed, points = torch.randn(101, device=device), Plans(), 0.0, 0, 0
-    for n in torch.randint(1000, 2000, (SIGNALS,)).tolist():
+    for n in lengths:
         x, length = torch.randn(n, device=device), rule(n + 100)
         needed, points = needed + n + 100, points + length
         before = time.perf_counter()
