@@ -377,6 +377,18 @@ static void launch(const Rung &rung, const Matrix &A, const Matrix &B, Matrix &C
     CHECK(cudaGetLastError());
 }
 
+// --8<-- [start:bound]
+// Jeannerod and Rump prove this bound for rounded products. It is also true for FMAs, which do
+// not round the products. The proof is by induction. Let u = 2^-24. Let s be the computed sum
+// before step k, and S the sum of all |a b| before it. Assume that the error of s is at most
+// (k - 1) u S. Step k adds the product p and rounds. The rounding error is at most |p|, because
+// the number s is |p| away from s + p, and rounding chooses the nearest number. The rounding
+// error is also at most u |s + p|.
+// If |p| <= u S, the error after step k is at most (k - 1) u S + |p| <= k u S.
+// If |p| > u S, then |s| <= S + (k - 1) u S < S + (k - 1) |p|. The rounding error is therefore
+// less than u (S + |p|) + (k - 1) u |p|, and the error after step k is less than k u (S + |p|).
+// --8<-- [end:bound]
+
 // Largest error of C against float64, as a share of the bound K 2^-24 sum |a b|; `step` thins out.
 static double worst_error(const Matrix &A, const Matrix &B, Matrix &C, int step) {
     CHECK(cudaMemcpy(C.host.data(), C.device, C.bytes(), cudaMemcpyDeviceToHost));
