@@ -53,7 +53,7 @@ silu.register_autograd(
 
 
 def compare(device: str) -> None:
-    """Compare `silu` and its gradient with torch on a device that need not be the current one."""
+    """Compare `silu` and its gradient with torch on `device`, which need not be current."""
     torch.manual_seed(0)
     matrix = torch.randn(33, 258, device=device)
     for x in [matrix[0, 0], matrix[0, :31], matrix.T, matrix[:5, :129], matrix[:, ::2]]:
