@@ -13,7 +13,6 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.distributed.nn  # not left to torch: imported after init, it keeps the group alive
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 B, S, H, V = 8, 256, 16, 1536  # 1, 2, 3 and 4 ranks divide the vocabulary
@@ -78,8 +77,9 @@ class VocabularyParallelLoss(torch.autograd.Function):
         return (largest + total.log() - target)[counted].mean()
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, gradient):
+        if torch.is_grad_enabled():  # create_graph=True
+            raise RuntimeError("VocabularyParallelLoss has no second derivative")
         softmax, local, mine, counted = ctx.saved_tensors
         one_hot = torch.zeros_like(softmax).scatter_(-1, local[..., None], 1.0)
         difference = softmax - one_hot * mine[..., None]  # each rank has its own columns
@@ -146,6 +146,13 @@ def main() -> None:
 
     torch.testing.assert_close(loss.detach(), expected.detach())
     torch.testing.assert_close(shard.grad, whole.grad.chunk(t)[rank])
+    again = VocabularyParallelLoss.apply(logits, targets)
+    try:
+        torch.autograd.grad(again, logits, create_graph=True)
+    except RuntimeError as error:
+        assert "no second derivative" in str(error)
+    else:
+        raise AssertionError("create_graph=True leads to a wrong second derivative")
     large = VocabularyParallelLoss.apply(100 * logits.detach(), targets)  # exp overflows
     true = F.cross_entropy((100 * hidden @ table.T).flatten(0, 1), targets.flatten())
     torch.testing.assert_close(large, true.detach())

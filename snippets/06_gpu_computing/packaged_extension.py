@@ -152,7 +152,8 @@ for shape in [(0,), (1,), (31,), (33, 1000)]:
     torch.testing.assert_close(x.grad, reference.grad)
 strided = torch.randn(4, 3, device=device).T
 torch.testing.assert_close(hinge.hinge(strided), (1 - strided).clamp(min=0))
-torch.library.opcheck(hinge.hinge, (strided,))  # checks the fake kernel
+for trained in (False, True):  # True: opcheck also compiles the backward
+    torch.library.opcheck(hinge.hinge, (strided.detach().requires_grad_(trained),))
 edge = torch.tensor([1.0, float("nan")], device=device, requires_grad=True)
 hinge.hinge(edge).sum().backward()  # torch.clamp gives [0, nan], and a gradient of -1 at 1
 assert hinge.hinge(edge).tolist() == [0, 0] and edge.grad.tolist() == [0, 0]

@@ -220,6 +220,27 @@ void check() {
     }
 }
 
+// One NaN must turn its whole row into NaN. `online` is an exception that its user must know:
+// `merge` drops a NaN that a thread reads before its first finite element.
+void check_nan() {
+    const int n = 1000;
+    for (int which = 0; which < 3; which++) {
+        for (int bad : {0, BLOCK}) {  // the first and the second element that thread 0 reads
+            std::vector<float> x(n, 1);
+            x[bad] = NAN;
+            float *dx = to_device(x), *dy;
+            CHECK(cudaMalloc(&dy, n * sizeof(float)));
+            run(which, dx, dy, 1, n);
+            std::vector<float> y = to_host(dy, n);
+            int found = std::count_if(y.begin(), y.end(), [](float v) { return std::isnan(v); });
+            bool dropped = which == 1 && bad == 0;
+            require(found == (dropped ? 1 : n), "a row with a NaN", n);
+            CHECK(cudaFree(dx));
+            CHECK(cudaFree(dy));
+        }
+    }
+}
+
 void measure() {
     const size_t size = 1 << 27, bytes = size * sizeof(float);
     double ceiling = copy_rate(bytes);
@@ -244,6 +265,7 @@ int main(int argc, char **argv) {
         return 1;
     }
     check();
+    check_nan();
     if (argc < 2 || strcmp(argv[1], "--check") != 0) measure();
     return 0;
 }

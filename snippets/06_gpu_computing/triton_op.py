@@ -35,7 +35,8 @@ def silu(x: torch.Tensor) -> torch.Tensor:
     y = torch.empty_like(x)
     n = x.numel()
     kernel = silu_kernel if INTERPRETED else wrap_triton(silu_kernel)
-    kernel[(triton.cdiv(n, 128),)](x, y, n, BLOCK=128)
+    with torch.accelerator.device_index(x.device.index):  # does nothing for a CPU tensor
+        kernel[(triton.cdiv(n, 128),)](x, y, n, BLOCK=128)
     return y
 
 
@@ -51,8 +52,8 @@ silu.register_autograd(
 )
 
 
-def main() -> None:
-    device = torch.device("cpu" if INTERPRETED else torch.accelerator.current_accelerator())
+def compare(device: str) -> None:
+    """Compare `silu` and its gradient with torch on `device`, which need not be current."""
     torch.manual_seed(0)
     matrix = torch.randn(33, 258, device=device)
     for x in [matrix[0, 0], matrix[0, :31], matrix.T, matrix[:5, :129], matrix[:, ::2]]:
@@ -62,11 +63,20 @@ def main() -> None:
         above = torch.randn_like(y)  # a different incoming gradient for each element
         ours, theirs = (torch.autograd.grad(out, x, above)[0] for out in (y, reference))
         torch.testing.assert_close(ours, theirs)
-    print("equal to torch.nn.functional.silu, forward and backward, whatever the strides")
     if not INTERPRETED:  # the compiler cannot trace the interpreter
         x = torch.randn(1000, device=device)
         compiled = torch.compile(lambda x: silu(2 * x) + 1, fullgraph=True)
         torch.testing.assert_close(compiled(x), torch.nn.functional.silu(2 * x) + 1)
+
+
+def main() -> None:
+    if INTERPRETED:
+        compare("cpu")
+    else:
+        kind = torch.accelerator.current_accelerator().type
+        for index in range(torch.accelerator.device_count()):  # the first one stays current
+            compare(f"{kind}:{index}")
+    print("equal to torch.nn.functional.silu, forward and backward, whatever the strides")
 
 
 if __name__ == "__main__":
