@@ -286,6 +286,7 @@ SECOND_EDITION = [
     "09_decode_step.md",
     "07_memory_and_performance.md",
     "07_out_of_memory.md",
+    "07_faster_steps.md",
 ]
 
 
