@@ -287,6 +287,7 @@ SECOND_EDITION = [
     "07_memory_and_performance.md",
     "07_out_of_memory.md",
     "07_faster_steps.md",
+    "07_fewer_kernels.md",
 ]
 
 
