@@ -288,6 +288,7 @@ SECOND_EDITION = [
     "07_out_of_memory.md",
     "07_faster_steps.md",
     "07_fewer_kernels.md",
+    "07_whole_run.md",
 ]
 
 
