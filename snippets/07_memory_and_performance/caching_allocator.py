@@ -1,8 +1,10 @@
 """PyTorch's caching allocator in small: rounding, pools, segments, best fit, split, coalesce.
 
 The rules and constants are those of c10/cuda/CUDACachingAllocator.cpp and c10/core/
-AllocatorConfig.h. The program replays through it what three training steps allocate and free,
-and counts how often the driver would have been asked. Draws caching_allocator.svg.
+AllocatorConfig.h. The program replays the allocations and frees of three training steps, and
+counts how often the allocator would have called the driver. It draws caching_allocator.svg.
+
+Look at the column "driver": the second and the third step do not call it.
 """
 
 import weakref
@@ -19,13 +21,13 @@ MIN_BLOCK = 512  # every size is rounded up to a multiple of this
 SMALL_SIZE = 1 * MIB  # up to here a request goes to the small pool
 SMALL_BUFFER = 2 * MIB  # a segment of the small pool
 LARGE_BUFFER = 20 * MIB  # a segment for requests below MIN_LARGE_ALLOC
-MIN_LARGE_ALLOC = 10 * MIB  # from here on a request gets a segment of its own,
-ROUND_LARGE = 2 * MIB  # rounded up to a multiple of this
+MIN_LARGE_ALLOC = 10 * MIB  # a request of this size or more gets its own segment,
+ROUND_LARGE = 2 * MIB  # whose size is rounded up to a multiple of this
 
 
 @dataclass(eq=False)
 class Block:
-    """A piece of a segment; `previous` and `next` are its neighbours in the same segment."""
+    """A part of a segment. `previous` and `next` are its neighbours in the segment."""
 
     address: int
     size: int
@@ -40,7 +42,7 @@ def round_up(size: int, multiple: int) -> int:
 
 
 def segment_size(size: int) -> int:
-    """What is asked of the driver for a rounded size that no free block can serve."""
+    """The bytes of a new segment for a rounded size that no free block can serve."""
     if size <= SMALL_SIZE:
         return SMALL_BUFFER
     return LARGE_BUFFER if size < MIN_LARGE_ALLOC else round_up(size, ROUND_LARGE)
@@ -55,12 +57,12 @@ def merge(left: Block, right: Block) -> Block:
 
 
 class Allocator:
-    """The device's memory is `capacity` bytes; addresses only ever grow, as in a fresh one."""
+    """Serves requests from a device with `capacity` bytes. Addresses are never used again."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity, self.next_address = capacity, 0
-        self.segments: dict[int, int] = {}  # address -> size
-        self.free_blocks: dict[bool, list[Block]] = {True: [], False: []}  # by small or not
+        self.segments: dict[int, int] = {}  # address: size
+        self.free_blocks: dict[bool, list[Block]] = {True: [], False: []}  # True: small
         self.allocated = self.reserved = self.driver_calls = 0
 
     def malloc(self, size: int) -> Block:
@@ -74,7 +76,7 @@ class Allocator:
         else:
             block = self.new_segment(segment_size(size))
         rest = block.size - size
-        if rest >= MIN_BLOCK if small else rest > SMALL_SIZE:  # else the rest is wasted
+        if rest >= MIN_BLOCK if small else rest > SMALL_SIZE:  # otherwise the rest is wasted
             tail = Block(block.address + size, rest, block.segment, False, block, block.next)
             if block.next:
                 block.next.previous = tail
@@ -85,7 +87,7 @@ class Allocator:
         return block
 
     def free(self, block: Block) -> None:
-        """Back to the pool, merged with free neighbours. The driver hears nothing of it."""
+        """Return the block to its pool, merged with free neighbours. No call of the driver."""
         self.allocated -= block.size
         block.allocated = False
         pool = self.free_blocks[self.segments[block.segment] == SMALL_BUFFER]
@@ -98,7 +100,7 @@ class Allocator:
         pool.append(block)
 
     def new_segment(self, size: int) -> Block:
-        """cudaMalloc; at the limit give back every segment that is wholly free, and retry."""
+        """cudaMalloc. At the limit, return all segments that are completely free, and retry."""
         if self.reserved + size > self.capacity:
             self.empty_cache()
         if self.reserved + size > self.capacity:
@@ -110,7 +112,7 @@ class Allocator:
         return Block(address, size, address)
 
     def empty_cache(self) -> None:
-        """cudaFree for each segment that is one free block; a split one cannot go."""
+        """cudaFree for each segment that is a single free block."""
         for pool in self.free_blocks.values():
             for block in [b for b in pool if not b.previous and not b.next]:
                 pool.remove(block)
@@ -118,20 +120,20 @@ class Allocator:
 
 
 def check_rules() -> None:
-    """By hand: segments of 10, 16 and 20 MiB, the last cut into 2, 12 and 6."""
+    """Checked by hand: segments of 10, 16 and 20 MiB, the last one split into 2, 12 and 6."""
     allocator = Allocator(46 * MIB)
     blocks = [allocator.malloc(size * MIB) for size in (10, 15, 2, 12)]
     assert allocator.reserved == 46 * MIB
     for block in blocks[:3]:
         allocator.free(block)
     best = allocator.malloc(9 * MIB)
-    assert best is blocks[0] and best.size == 10 * MIB  # a rest of 1 MiB is not cut off
+    assert best is blocks[0] and best.size == 10 * MIB  # a rest of 1 MiB is not split off
     allocator.empty_cache()
-    assert allocator.reserved == 30 * MIB  # of the other two something is in use
+    assert allocator.reserved == 30 * MIB  # the other two contain a block in use
 
 
 class Trace(TorchDispatchMode):
-    """What the operators under it allocate (+) and free (-): (number, bytes)."""
+    """Records what operators allocate (+) and free (-), as pairs (number, bytes)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -147,16 +149,16 @@ class Trace(TorchDispatchMode):
                     self.live.add(key)
                     number, size = len(self.events), storage.nbytes()
                     self.events.append((number, size))
-                    weakref.finalize(storage, self.die, key, number, size).atexit = False
+                    weakref.finalize(storage, self.freed, key, number, size).atexit = False
         return result
 
-    def die(self, key: int, number: int, size: int) -> None:
+    def freed(self, key: int, number: int, size: int) -> None:
         self.live.remove(key)
         self.events.append((number, -size))
 
 
 def steps_of_training() -> list[list[tuple[int, int]]]:
-    """Allocations of building a model, then of each of three steps."""
+    """The events while a model is built, and then those of each of three training steps."""
     torch.manual_seed(0)
     parts = []
     with Trace() as trace:
@@ -179,11 +181,14 @@ def draw(allocator: Allocator, blocks: list[Block]) -> None:
 
     matplotlib.use("svg")
     import matplotlib.pyplot as plt
+    from matplotlib.patches import Patch
 
     plt.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "allocator", "font.size": 12}
-    figure, axes = plt.subplots(figsize=(7, 4))
+    plt.rcParams |= {"legend.frameon": False}
+    figure, axes = plt.subplots(figsize=(7, 4.2))
     rows = {segment: row for row, segment in enumerate(allocator.segments)}
     for segment, size in allocator.segments.items():
+        axes.barh(rows[segment], size / MIB, color="none", ec="#a1a1aa", hatch="//", lw=0)
         axes.barh(rows[segment], size / MIB, color="none", edgecolor="#52525b", linewidth=1)
     for block in blocks:
         left = (block.address - block.segment) / MIB
@@ -200,11 +205,14 @@ def draw(allocator: Allocator, blocks: list[Block]) -> None:
         row for segment, row in rows.items() if allocator.segments[segment] == SMALL_BUFFER
     ]
     axes.text(2.5, small[0], "a segment of the small pool, 2 MiB", va="center", color="#c2410c")
-    axes.set(xlabel="MiB from the start of the segment", ylabel="segment, in order of birth")
+    allocated = Patch(color="#0b6e99", label="allocated: the blocks of tensors")
+    unused = Patch(fc="none", ec="#a1a1aa", hatch="//", label="reserved but unallocated: free")
+    figure.legend(handles=[allocated, unused], loc="upper center", ncols=2)
+    axes.set(xlabel="MiB from the start of the segment", ylabel="segments, oldest first")
     axes.set_yticks(range(0, len(rows), 2))
     axes.invert_yaxis()
     axes.spines[["top", "right"]].set_visible(False)
-    figure.tight_layout()
+    figure.tight_layout(rect=(0, 0, 1, 0.93))
     figure.savefig("caching_allocator.svg", transparent=True, metadata={"Date": None})
 
 
@@ -229,13 +237,13 @@ def main() -> None:
             else:
                 allocator.free(blocks.pop(number))
             peak = max(peak, allocator.allocated)
-        asked = allocator.driver_calls - before
-        cells = [f"≈{len(events)}", f"≈{asked}" if asked else "0"]
+        calls = allocator.driver_calls - before
+        cells = [f"≈{len(events)}", f"≈{calls}" if calls else "0"]
         cells += [f"≈{n / MIB:.0f}" for n in (allocator.allocated, allocator.reserved, peak)]
         print(f"{name:9}" + "".join(f"{cell:>11}" for cell in cells))
-        assert name in ("model", "step 1", "step 2") or asked == 0
+        assert name in ("model", "step 1", "step 2") or calls == 0
         unused = sum(block.size for pool in allocator.free_blocks.values() for block in pool)
-        assert allocator.allocated + unused == allocator.reserved  # no byte got lost
+        assert allocator.allocated + unused == allocator.reserved  # every byte is in a block
     draw(allocator, list(blocks.values()))
     allocator.empty_cache()
     print(f"empty_cache: ≈{allocator.reserved / MIB:.0f} MiB stay reserved")

@@ -1,14 +1,16 @@
-"""Activation checkpointing from scratch: run forward without saving, and again in backward.
+"""Activation checkpointing from scratch: keep only the input, and compute the rest twice.
 
-With dropout in the block the second forward must draw the masks of the first. Ours puts the
-random state back; a version that does not raises no error, and its gradients are wrong.
+If the block contains dropout, the second forward pass must draw the same masks as the first
+one. Our class therefore restores the random state. Without this step no error is raised, and
+the gradients are wrong.
+
+Look at the last two lines: both wrong versions run without an error.
 """
 
 from collections.abc import Callable
 
 import torch
 from torch import nn
-from torch.autograd.function import once_differentiable
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
@@ -17,11 +19,11 @@ Function = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Checkpoint(torch.autograd.Function):
-    """y = function(x), of which only x and the random states are kept.
+    """Compute y = function(x). Until backward, keep only x and the random states.
 
-    x must require a gradient, or autograd has no reason to call backward for what is in the
-    function. In evaluation, call the function itself. Random states are those of the CPU and
-    CUDA.
+    x must require a gradient: otherwise autograd does not call backward for the parameters
+    inside the function. Without a backward pass, call the function itself. The class restores
+    the random states of the CPU and of CUDA, and it has no second derivative.
     """
 
     @staticmethod
@@ -29,7 +31,7 @@ class Checkpoint(torch.autograd.Function):
         if not x.requires_grad:
             raise ValueError("the input of a checkpoint must require a gradient")
         if preserve_rng and x.device.type not in ("cpu", "cuda"):
-            raise ValueError("a checkpoint keeps the random states of the CPU and CUDA alone")
+            raise ValueError("a checkpoint restores the random states of the CPU and CUDA only")
         kind, ctx.function, ctx.preserve_rng = x.device.type, function, preserve_rng
         ctx.autocast = kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
         ctx.random_state = torch.get_rng_state()
@@ -39,19 +41,20 @@ class Checkpoint(torch.autograd.Function):
         return function(x)  # no graph: grad mode is off inside forward
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, grad_output: torch.Tensor):
+        if torch.is_grad_enabled():  # somebody called backward with create_graph=True
+            raise RuntimeError("this checkpoint has no second derivative")
         (x,) = ctx.saved_tensors
         again = x.detach().requires_grad_()
         devices = [x.device] if x.is_cuda else []
-        with torch.random.fork_rng(devices), torch.enable_grad():  # and put back afterwards
+        with torch.random.fork_rng(devices), torch.enable_grad():  # restored at the end
             if ctx.preserve_rng:
                 torch.set_rng_state(ctx.random_state)
                 if x.is_cuda:
                     torch.cuda.set_rng_state(ctx.device_state, x.device)
             with torch.autocast(*ctx.autocast):
                 y = ctx.function(again)
-        torch.autograd.backward(y, grad_output)  # adds to .grad of the parameters in it
+        torch.autograd.backward(y, grad_output)  # adds to .grad of the parameters
         return None, None, again.grad
 
 
@@ -66,7 +69,7 @@ class DropoutBlock(nn.Module):
 
 
 def step(run: Callable[[Function, torch.Tensor], torch.Tensor]) -> tuple[torch.Tensor, int]:
-    """The gradient of all parameters as one vector, and the bytes that forward kept."""
+    """The gradient of all parameters as one vector, and the bytes saved for backward."""
     torch.manual_seed(0)
     blocks = nn.ModuleList(DropoutBlock() for _ in range(LAYERS))
     x = torch.randn(TOKENS, H, requires_grad=True)
@@ -92,7 +95,7 @@ def main() -> None:
     plain, all_bytes = step(lambda block, x: block(x))
     random_state = torch.get_rng_state()
     ours, our_bytes = step(lambda block, x: Checkpoint.apply(block, True, x))
-    assert torch.equal(torch.get_rng_state(), random_state)  # backward put it back
+    assert torch.equal(torch.get_rng_state(), random_state)  # backward restored it
     theirs, _ = step(lambda block, x: torch_checkpoint(block, x, use_reentrant=False))
     wrong, _ = step(lambda block, x: Checkpoint.apply(block, False, x))
     off, _ = step(
@@ -102,7 +105,14 @@ def main() -> None:
     )
     unit = TOKENS * H * 4
     assert our_bytes == LAYERS * unit
-    assert all_bytes == LAYERS * 13 * unit  # the input, and up, GELU's, mask, dropout's: 4 each
+    assert all_bytes == LAYERS * 13 * unit  # the input, and 4 each: up, GELU, the mask, dropout
+    twice = torch.ones(1, requires_grad=True)
+    try:
+        squared = Checkpoint.apply(torch.square, True, twice)
+        torch.autograd.grad(squared, twice, create_graph=True)
+        raise AssertionError("a second derivative must be refused")
+    except RuntimeError as error:
+        assert "no second derivative" in str(error)
     print("kept for backward, in units of one block's input:")
     print(f"  without checkpoints ≈{all_bytes / unit:.0f}, with ours {our_bytes / unit:.0f}")
     assert torch.equal(ours, plain)

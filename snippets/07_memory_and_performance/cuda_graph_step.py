@@ -1,8 +1,9 @@
-"""A whole training step made fit for a CUDA graph, checked on any device, captured on a GPU.
+"""Prepare a training step for a CUDA graph, check it on any device, and capture it on a GPU.
 
-A graph reads addresses and runs no Python. So each batch is copied into one tensor, and the
-learning rate is a tensor, too. That rewritten step must have the losses of an ordinary one:
-this can be checked on a CPU. With an NVIDIA GPU it is then captured, replayed and timed.
+A graph reads fixed addresses and runs no Python. Each batch is therefore copied into the same
+tensor, and the learning rate is a tensor too. The rewritten step must give the same losses as
+the ordinary one, which can be checked on a CPU. On an NVIDIA GPU, the program also captures,
+replays and times the step.
 """
 
 import sys
@@ -25,7 +26,7 @@ def model_and_batches(device: torch.device) -> tuple[nn.Module, torch.Tensor, to
 
 
 def ordinary(device: torch.device) -> list[float]:
-    """New tensors at each step, and a learning rate that is a Python number."""
+    """The ordinary step: new tensors in each step, and a Python number as learning rate."""
     model, xs, ys = model_and_batches(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=HIGH)
     losses = []

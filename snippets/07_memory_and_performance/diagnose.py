@@ -1,8 +1,9 @@
-"""What bounds a training step: five bounds from counts and rates, beside its measured time.
+"""What bounds a training step? Five bounds from counts and rates, and the measured time.
 
-Start with torchrun and 2 ranks, for there to be something to communicate. Dispatch modes count
-FLOPs, bytes and calls, once; the cost of a call, bandwidth, FLOP/s and the all-reduce's rate
-are measured on this machine. Each made-up step must be told by the largest of its five times.
+Start the program with torchrun and 2 ranks, because one rank has nothing to communicate.
+Dispatch modes count the FLOPs, bytes and calls of a step. The program measures the cost of a
+call, the memory bandwidth, the FLOP/s and the rate of an all-reduce on this machine. For each
+of five steps with a known fault, the largest bound must name the fault.
 """
 
 import os
@@ -34,7 +35,7 @@ def start() -> torch.device:
 
 # --8<-- [start:count]
 class Count(TorchDispatchMode):
-    """Operators, and the bytes that they read and write when each runs by itself."""
+    """Counts operators, and the bytes that they read and write."""
 
     calls = moved = 0
 
@@ -48,7 +49,7 @@ class Count(TorchDispatchMode):
 
 
 def bounds(step: Callable, batch: Callable, sent: int, rates: dict) -> dict[str, float]:
-    """Lower bounds of a step's time in seconds. `sent` is what it all-reduces, in bytes."""
+    """Lower bounds of the time of a step in s. `sent`: the bytes that it all-reduces."""
     begin = time.perf_counter()
     inputs = batch()
     wait = time.perf_counter() - begin
@@ -67,7 +68,7 @@ def bounds(step: Callable, batch: Callable, sent: int, rates: dict) -> dict[str,
 
 
 def timed(work: Callable[[], object], rounds: int = 5) -> float:
-    """Least time in s over `rounds`, ranks starting together, after a warm-up."""
+    """The shortest time in s of several rounds. All ranks start together, after a warm-up."""
     wait = torch.accelerator.synchronize if torch.accelerator.is_available() else lambda: None
     times = []
     for _ in range(rounds + 1):
@@ -80,7 +81,7 @@ def timed(work: Callable[[], object], rounds: int = 5) -> float:
 
 
 def works(device: torch.device) -> dict[str, tuple[Callable, int]]:
-    """What measures each rate, and how many calls, bytes, FLOPs or bytes sent it is."""
+    """For each rate: the work that measures it, and its number of calls, bytes or FLOPs."""
     little, large = torch.ones(8, device=device), torch.ones(2**22, device=device)
     square, message = torch.ones(768, 768, device=device), torch.ones(2**21, device=device)
     return {
@@ -98,7 +99,7 @@ def calibrate(device: torch.device) -> dict[str, float]:
 
 
 class Sent(TorchDispatchMode):
-    """Bytes of the tensors that collectives get."""
+    """Counts the bytes of the tensors that are passed to collectives."""
 
     total = 0
 
@@ -109,7 +110,7 @@ class Sent(TorchDispatchMode):
 
 
 def check_amounts(device: torch.device) -> None:
-    """What the rates are measured with is counted as the steps are."""
+    """The work that measures the rates must be counted in the same way as the steps."""
     ones, done = dict.fromkeys(["call", "bytes", "flops", "all-reduce"], 1), works(device)
     for rate, kind in {"call": "host", "bytes": "memory", "flops": "compute"}.items():
         work, amount = done[rate]
@@ -124,7 +125,7 @@ def check_amounts(device: torch.device) -> None:
 
 # --8<-- [start:steps]
 def made_steps(device: torch.device) -> dict[str, tuple[Callable, Callable, int]]:
-    """For each kind of bound a step made to have it: the step, its input, bytes all-reduced."""
+    """For each bound, a step that has it: the step, its input, and the bytes all-reduced."""
     large, square = torch.ones(2**22, device=device), torch.ones(768, 768, device=device)
     weights = [torch.zeros(8, device=device) for _ in range(500)]
     gradient = torch.ones(2**22, device=device)
@@ -182,7 +183,7 @@ def main() -> None:
         ]
         report(f"{name:13}  {'  '.join(cells)}   ≈{1e3 * measured:.1f} ms: {verdict}")
         if dist.get_rank() == 0:
-            assert verdict == name, f"made to be bound by {name}, looks bound by {verdict}"
+            assert verdict == name, f"the fault is {name}, the largest bound is {verdict}"
     dist.barrier()
 
 

@@ -1,8 +1,8 @@
-"""Exposed communication, read from a profiler's trace: collective by collective, in seconds.
+"""Exposed communication in seconds, for each collective, from the trace of a profiler.
 
-A collective's time costs a step only where nothing is computed meanwhile. Under NCCL both are
-kernels in streams of the GPU; under gloo collectives run in threads of their own, beside the
-operators of the others. The program records such a trace, or reads the one that it is given:
+A collective makes a step longer only while nothing is computed. With NCCL, collectives and
+computation are kernels in streams of the GPU. With gloo, collectives run in threads of their
+own. The program records a trace and analyses it, or it analyses a file that you pass:
 
     python exposed.py trace.json
 """
@@ -19,9 +19,8 @@ from torch.profiler import ProfilerActivity, profile
 Spans = list[tuple[float, float]]
 
 
-# --8<-- [start:exposed]
 def covered(spans: Spans) -> float:
-    """Seconds that lie in at least one of the spans."""
+    """The length of the union of all spans, in seconds. Spans are in µs."""
     total, until = 0.0, float("-inf")
     for start, end in sorted(spans):
         total += max(0.0, end - max(start, until))
@@ -30,7 +29,7 @@ def covered(spans: Spans) -> float:
 
 
 def read(events: list[dict]) -> tuple[dict[str, Spans], Spans]:
-    """Spans of communication by collective, and spans of computation (µs)."""
+    """The spans of communication by collective, and the spans of computation, in µs."""
     communication: dict[str, Spans] = defaultdict(list)
     computation: Spans = []
     spans = sorted(
@@ -38,7 +37,7 @@ def read(events: list[dict]) -> tuple[dict[str, Spans], Spans]:
     )
     on_gpu = any(e.get("cat") == "kernel" for e in spans)
     gloo = {e["tid"] for e in spans if e["name"].startswith("gloo:")}
-    handing = {}  # until when a thread hands tensors to a collective
+    handing = {}  # thread: until when it passes tensors to a collective
     for e in spans:
         name, kind, thread, span = (
             e["name"],
@@ -63,7 +62,7 @@ def read(events: list[dict]) -> tuple[dict[str, Spans], Spans]:
 
 
 def exposed(events: list[dict]) -> dict[str, tuple[int, float, float]]:
-    """By collective: calls, seconds in it, and seconds of those without computation."""
+    """For each collective: its calls, its seconds, and its seconds without computation."""
     communication, computation = read(events)
     return {
         name: (len(spans), covered(spans), covered(spans + computation) - covered(computation))
@@ -71,11 +70,8 @@ def exposed(events: list[dict]) -> dict[str, tuple[int, float, float]]:
     }
 
 
-# --8<-- [end:exposed]
-
-
 def check() -> None:
-    """A trace by hand, once as gloo's and once as a GPU's, against a count of microseconds."""
+    """A made-up trace, as from gloo and as from a GPU; its microseconds are counted."""
     collectives = [("all_reduce", 10, 30), ("broadcast", 40, 60), ("all_reduce", 90, 100)]
     work = [(0, 12), (20, 25), (22, 28), (50, 95)]
     kernels = {"all_reduce": "AllReduce_Sum_f32_RING_LL(", "broadcast": "Broadcast_RING_LL("}
@@ -92,12 +88,12 @@ def check() -> None:
 
     cpu = [event("user_annotation", f"gloo:{n}", a, b, 9) for n, a, b in collectives]
     cpu += [event("cpu_op", "aten::mm", a, b) for a, b in work]
-    # to hand a tensor over is no computation, nor is what a thread of gloo's copies
+    # passing a tensor to a collective is no computation, and a copy by gloo is none either
     cpu += [event("cpu_op", "c10d::broadcast_", 38, 42), event("cpu_op", "aten::view", 41, 42)]
     cpu += [event("cpu_op", "aten::copy_", 30, 45, 9)]
     gpu = [event("kernel", f"ncclDevKernel_{kernels[n]}", a, b) for n, a, b in collectives]
     gpu += [event("kernel", "gemm", a, b) for a, b in work]
-    gpu += [event("cpu_op", "aten::mm", 0, 100)]  # the host launches: no computation of a GPU's
+    gpu += [event("cpu_op", "aten::mm", 0, 100)]  # the host only launches: no computation
     busy = {t for a, b in work for t in range(a, b)}
     for name, kernel in (("all_reduce", "AllReduce"), ("broadcast", "Broadcast")):
         inside = [t for n, a, b in collectives if n == name for t in range(a, b)]
@@ -111,16 +107,16 @@ def check() -> None:
 
 # --8<-- [start:record]
 def record(path: str, device: torch.device) -> None:
-    """An all-reduce under products and a broadcast that is waited for at once."""
+    """An all-reduce during matrix products, and a broadcast that is waited for at once."""
     weights, gradient = torch.randn(512, 512).to(device), torch.randn(1 << 20).to(device)
     store = dist.distributed_c10d._get_default_store()
     activities = [ProfilerActivity.CPU]
     if device.type == "cuda":
         activities.append(ProfilerActivity.CUDA)
-    dist.all_reduce(gradient)  # connects
+    dist.all_reduce(gradient)  # a first call, which connects the ranks
     with profile(activities=activities) as profiler:
         if dist.get_rank() == 1:
-            store.wait(["multiplied"])  # rank 1 is late, so rank 0 certainly overlaps
+            store.wait(["multiplied"])  # rank 1 is late, so that rank 0 overlaps
         work = dist.all_reduce(gradient, async_op=True)
         for _ in range(4):
             weights @ weights

@@ -1,8 +1,8 @@
-"""The batch that trains fastest: steps to a loss, times the time of a step, against the batch.
+"""Which batch reaches a loss soonest? The number of steps times the time of a step.
 
-K(B) = K_min (1 + B_crit / B) steps of t(B) = t_0 + t_1 B seconds: the product is least at
-B* = sqrt(B_crit t_0 / t_1), between the batch that learns best and the one that computes best.
-Both laws are fitted on this machine, on a linear regression. Draws fastest_batch.svg.
+Reaching the loss needs K(B) = K_min (1 + B_crit / B) steps, and a step takes t(B) = t_0 + t_1 B
+seconds. The product is smallest at B* = sqrt(B_crit t_0 / t_1). The program fits both laws on
+this machine, for a linear regression, and draws fastest_batch.svg.
 """
 
 import math
@@ -19,9 +19,9 @@ BATCHES = [2**k for k in range(2, 15, 2)]
 
 
 def steps_to_target(batch: int, noise: float = NOISE) -> int:
-    """SGD steps until the error is TARGET of the first, with the best of 12 learning rates.
+    """SGD steps until the error is TARGET of the first one, with the best of 12 learning rates.
 
-    The rates run side by side on the same samples, each with its own weights [12, h].
+    All rates use the same samples, and each has its own weights: [12, h] together.
     """
     generator = torch.Generator().manual_seed(batch)
     rates = torch.logspace(-3, -0.02, 12)[:, None]
@@ -40,7 +40,7 @@ def steps_to_target(batch: int, noise: float = NOISE) -> int:
 
 # --8<-- [start:step]
 def step_seconds(batch: int) -> float:
-    """Time of one step of the same regression, by autograd and an optimizer: the best of 30."""
+    """The time of a step of the same regression with autograd, in s: the shortest of 30."""
     model = torch.nn.Linear(DIMENSIONS, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     x, y = torch.randn(batch, DIMENSIONS), torch.randn(batch, 1)
@@ -55,7 +55,7 @@ def step_seconds(batch: int) -> float:
 
 
 def line(x: list[float], y: list[float]) -> tuple[float, float]:
-    """a and b of y ≈ a + b x, with relative errors weighed equally."""
+    """Fit y ≈ a + b x with equal weights for relative errors. Return a and b."""
     design = torch.tensor([[1 / v, u / v] for u, v in zip(x, y, strict=True)]).double()
     a, b = torch.linalg.lstsq(design, torch.ones(len(x), 1).double()).solution.flatten()
     return a.item(), b.item()
@@ -109,10 +109,10 @@ def main() -> None:
         f"B* = sqrt(B_crit t_0 / t_1) ≈{best:.0f}"
     )
     assert totals[0] > min(totals) and totals[-1] > min(totals)
-    assert steps_to_target(BATCHES[0], noise=0.0) < counts[0] / 2  # noise is why batches help
+    assert steps_to_target(BATCHES[0], noise=0.0) < counts[0] / 2  # the reason is noise
     curve = [(b, 1e3 * predict(b)) for b in [2 ** (k / 8) for k in range(16, 113)]]
     lowest = min(curve, key=lambda point: point[1])[0]
-    within = min(max(best, curve[0][0]), curve[-1][0])  # a busy machine may fit anything
+    within = min(max(best, curve[0][0]), curve[-1][0])  # a busy machine can distort the fit
     assert abs(math.log2(within / lowest)) < 1 / 8, (best, lowest)
     draw(curve, totals, best)
 

@@ -1,8 +1,10 @@
-"""Out of memory with memory to spare: fragmentation reproduced, and fixed in five ways.
+"""Out of memory although enough memory is free: fragmentation, and five ways to fix it.
 
-The trace is real, of training steps on texts of different lengths; the tensors are not (meta
-device), so a laptop can trace 4 GiB. It is replayed through the large pool of the caching
-allocator with its rules for max_split_size_mb, and through one of expandable segments.
+The program traces training steps on texts of different lengths. Its tensors are on the meta
+device, so a laptop can trace 4 GiB. It replays the trace through the large pool of the caching
+allocator, with the rules of max_split_size_mb, and through expandable segments.
+
+Look at the column "smallest memory that is enough": every row needs less than the first one.
 """
 
 import weakref
@@ -23,7 +25,7 @@ def round_up(size: int, multiple: int) -> int:
 
 
 class Segments:
-    """The large pool: a list of [bytes, free] pieces for each segment."""
+    """The large pool. Each segment is a list of pieces [bytes, free]."""
 
     def __init__(self, capacity: int, max_split: float = float("inf")) -> None:
         self.capacity, self.max_split, self.segments = capacity, max_split, []
@@ -33,9 +35,9 @@ class Segments:
         free = [p for pieces in self.segments for p in pieces if p[1] and p[0] >= size]
         best = min(free, key=lambda piece: piece[0], default=None)
         if best and size < self.max_split <= best[0]:
-            best = None  # a large block is not cut for a small request
+            best = None  # a large block is not split for a small request
         if best and size >= self.max_split and best[0] >= size + 20 * MIB:
-            best = None  # nor wasted on one that is much smaller
+            best = None  # and not given to a much smaller request
         if best is None:
             new = 20 * MIB if size < 10 * MIB else round_up(size, 2 * MIB)
             if self.reserved + new > self.capacity:
@@ -60,7 +62,7 @@ class Segments:
         piece[1] = True
         for pieces in self.segments:
             if any(p is piece for p in pieces):
-                for at in range(len(pieces) - 2, -1, -1):  # merge neighbours that are free
+                for at in range(len(pieces) - 2, -1, -1):  # merge free neighbours
                     if pieces[at][1] and pieces[at + 1][1]:
                         pieces[at][0] += pieces.pop(at + 1)[0]
 
@@ -71,7 +73,7 @@ class Segments:
 
 
 class Expandable:
-    """One range of addresses; pages of 20 MiB get memory when needed, lose it when free."""
+    """One range of addresses. A page of 20 MiB has memory only while a piece needs it."""
 
     PAGE = 20 * MIB
 
@@ -129,13 +131,13 @@ class UnbatchedLayer(nn.Module):
 
 
 class LargeTrace(TorchDispatchMode):
-    """(number, bytes) of what operators allocate, above 1 MiB; negative when it is freed."""
+    """Records allocations above 1 MiB as (number, bytes); bytes are negative for a free."""
 
     def __init__(self) -> None:
         super().__init__()
         self.events: list[tuple[int, int]] = []
         self.live: set[int] = set()
-        self.born = 0
+        self.count = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
@@ -145,19 +147,19 @@ class LargeTrace(TorchDispatchMode):
                 key, size = storage._cdata, round_up(storage.nbytes(), 512)
                 if key not in self.live and size > MIB:
                     self.live.add(key)
-                    self.born += 1
-                    number = self.born
+                    self.count += 1
+                    number = self.count
                     self.events.append((number, size))
-                    weakref.finalize(storage, self.die, key, number, size).atexit = False
+                    weakref.finalize(storage, self.freed, key, number, size).atexit = False
         return result
 
-    def die(self, key: int, number: int, size: int) -> None:
+    def freed(self, key: int, number: int, size: int) -> None:
         self.live.remove(key)
         self.events.append((number, -size))
 
 
 def training(lengths: list[int], keep: bool = True) -> Iterator[list[tuple[int, int]]]:
-    """What each step allocates and frees, the first with the building of the model."""
+    """The events of each step. Those of the first step include the building of the model."""
     with LargeTrace() as trace:
         with torch.device("meta"):
             model = nn.Sequential(*(UnbatchedLayer() for _ in range(LAYERS)))
@@ -175,7 +177,7 @@ def training(lengths: list[int], keep: bool = True) -> Iterator[list[tuple[int, 
 
 
 def replay(allocator: Segments | Expandable, steps: list) -> tuple[int, int]:
-    """The peaks of allocated and of reserved bytes, or MemoryError."""
+    """Return the peaks of allocated and of reserved bytes, or raise MemoryError."""
     live: dict[int, object] = {}
     peaks = 0, 0
     for number, size in (event for step in steps for event in step):
@@ -188,7 +190,7 @@ def replay(allocator: Segments | Expandable, steps: list) -> tuple[int, int]:
 
 
 def smallest(make: Callable, steps: list) -> int:
-    """The least capacity, a multiple of 10 MiB, with which the steps run through."""
+    """The smallest capacity in bytes, a multiple of 10 MiB, with which all steps run."""
     low, high = 60, 140  # fails, runs
     while high - low > 1:
         middle = (low + high) // 2
@@ -197,7 +199,7 @@ def smallest(make: Callable, steps: list) -> int:
             high = middle
         except MemoryError:
             low = middle
-    assert 60 < low < high < 140  # both ends were really tried
+    assert 60 < low < high < 140  # the answer is inside the range of the search
     return high * 10 * MIB
 
 

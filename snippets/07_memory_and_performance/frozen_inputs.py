@@ -19,7 +19,7 @@ WIDTH, RANK, LAYERS, WORDS = 8, 2, 3, 11
 
 
 class Adapted(nn.Module):
-    """A frozen linear layer, and an adapter of low rank beside it."""
+    """A frozen linear layer with an adapter of low rank."""
 
     def __init__(self) -> None:
         super().__init__()

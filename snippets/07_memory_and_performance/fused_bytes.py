@@ -1,7 +1,8 @@
-"""Four elementwise operators in one kernel: bytes counted, then measured with torch.compile.
+"""Four elementwise operators in one kernel: the bytes are counted, and the time is measured.
 
-Eager mode reads and writes memory for each operator. Fused, each input is read once, the result
-written once. Bound by memory, the gain is the quotient of bytes. Takes a C++ compiler.
+Eager mode reads and writes memory for each operator. A fused kernel reads each input once and
+writes the result once. If memory is the bound, the speed-up is the ratio of the bytes. The
+program needs a C++ compiler.
 """
 
 import math
@@ -21,7 +22,7 @@ def chain(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 class Traffic(TorchDispatchMode):
-    """Operators, and the bytes of the tensors that each reads and writes."""
+    """Counts operators, and the bytes of the tensors that they read and write."""
 
     calls = moved = 0
 
@@ -37,7 +38,7 @@ class Traffic(TorchDispatchMode):
 
 
 def seconds(work, calls: int = 1, rounds: int = 9) -> float:
-    """Least time of a call, where `calls` of them go before a wait for the device."""
+    """The shortest time per call, in s, with one wait for the device after `calls` calls."""
     times = []
     for _ in range(rounds):
         begin = time.perf_counter()

@@ -1,8 +1,8 @@
-"""A GPU's readings beside the loss, one row a step: JSON lines, TensorBoard, W&B offline.
+"""Log the readings of a GPU next to the loss, one row per step: JSON, TensorBoard, W&B offline.
 
-NVML is asked for the GPU that torch trains on, by its UUID: NVML counts all of the machine's,
-torch those of CUDA_VISIBLE_DEVICES. What cannot be read is a text in its column, never a zero.
-A stand-in for NVML with known readings checks units and columns where there is no GPU.
+The program finds the GPU that torch uses by its UUID, because NVML numbers all GPUs of the
+machine, and torch numbers those of CUDA_VISIBLE_DEVICES. If a value cannot be read, its column
+contains a text and never a zero. A simulated NVML with known readings checks units and columns.
 
 Optional: pip install nvidia-ml-py tensorboard wandb (read_back.py reads what these two keep)
 """

@@ -1,7 +1,7 @@
-"""Graph breaks: where torch.compile leaves the graph, why, and the same function without them.
+"""Graph breaks: where torch.compile ends a graph, why, and a function without graph breaks.
 
-The backend is a function that counts what it gets and runs it as it is: no code is generated,
-and what dynamo does can be seen alone.
+The backend only counts the operators of each graph and runs it eagerly. It generates no code,
+so the output shows what Dynamo does.
 """
 
 import torch
@@ -9,17 +9,17 @@ import torch._dynamo
 
 
 # --8<-- [start:functions]
-def chatty(x: torch.Tensor) -> torch.Tensor:
+def with_breaks(x: torch.Tensor) -> torch.Tensor:
     x = x.sin() * 2
-    if x.sum() > 0:  # which way? only data can tell
+    if x.sum() > 0:  # depends on the values in x
         x = x + 1
     print("", end="")
     return x.cos() * 3
 
 
-def quiet(x: torch.Tensor) -> torch.Tensor:
+def without_breaks(x: torch.Tensor) -> torch.Tensor:
     x = x.sin() * 2
-    x = torch.where(x.sum() > 0, x + 1, x)  # both ways, chosen on the device
+    x = torch.where(x.sum() > 0, x + 1, x)  # both results, and the device chooses
     return x.cos() * 3
 
 
@@ -27,7 +27,7 @@ def quiet(x: torch.Tensor) -> torch.Tensor:
 
 
 class Counting:
-    """A backend that runs its graphs eagerly, and remembers how many operators each has."""
+    """A backend that runs its graphs eagerly and stores their numbers of operators."""
 
     def __init__(self) -> None:
         self.graphs: list[int] = []
@@ -41,8 +41,8 @@ class Counting:
 
 def main() -> None:
     torch.set_num_threads(1)
-    x = torch.tensor([0.5] * 4 + [-0.5] * 3)  # its sum has a sign, its elements have both
-    for function in (chatty, quiet):
+    x = torch.tensor([0.5] * 4 + [-0.5] * 3)  # elements of both signs
+    for function in (with_breaks, without_breaks):
         torch._dynamo.reset()
         explained = torch._dynamo.explain(function)(x)
         print(
@@ -55,13 +55,13 @@ def main() -> None:
         torch._dynamo.reset()
         backend = Counting()
         compiled = torch.compile(function, backend=backend)
-        torch.testing.assert_close(compiled(x), chatty(x))
-        torch.testing.assert_close(compiled(-x), chatty(-x))
+        torch.testing.assert_close(compiled(x), with_breaks(x))
+        torch.testing.assert_close(compiled(-x), with_breaks(-x))
         print(f"  operators in the graphs, for both signs of x: {backend.graphs}")
 
     torch._dynamo.reset()
     try:
-        torch.compile(chatty, backend="eager", fullgraph=True)(x)
+        torch.compile(with_breaks, backend="eager", fullgraph=True)(x)
     except Exception as error:
         lines = [line.strip() for line in str(error).splitlines()]
         print(f"fullgraph=True: {type(error).__name__}: {lines[0]}")

@@ -1,8 +1,8 @@
-"""A slow training script made fast, one change a rung: the same losses, every rung timed here.
+"""Seven fixes make a slow training script fast, and the losses stay the same.
 
-A small language model trains on documents. Each rung keeps what the one before it changed. The
-losses of all of them are held against the first's. Times are CPU times: one thread computes
-and nothing waits, and so other programs on the machine do not count. Draws ladder.svg.
+A small language model trains on documents. The program applies one fix after the other, and it
+compares the losses after each fix with the losses of the original script. Times are CPU times
+of one thread, so other programs on the machine disturb them little. Draws ladder.svg.
 """
 
 import random
@@ -24,7 +24,7 @@ B, S, H, HEADS, LAYERS, STEPS = 16, 32, 64, 8, 2, 4
 
 @dataclass(frozen=True)
 class Fixes:
-    """What has been fixed so far; the names of the fields are the rungs."""
+    """Which fixes are on. The order of the fields is the order of the fixes."""
 
     tokens_once: bool = False
     anomaly_off: bool = False
@@ -55,7 +55,7 @@ class Calls(TorchDispatchMode):
 
 
 class Documents:
-    """Compressed documents; a sample is a window of one of them."""
+    """Compressed documents. A sample is a window of one document."""
 
     def __init__(self, fixes: Fixes) -> None:
         generator = random.Random(0)
@@ -112,7 +112,7 @@ class Block(nn.Module):
 
 # --8<-- [start:train]
 def train(fixes: Fixes, steps: int = STEPS) -> tuple[list[float], float, float]:
-    """Losses of all steps, the last one's accuracy, and the least CPU time of a step in s."""
+    """The losses, the accuracy of the last step, and the shortest CPU time of a step in s."""
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Embedding(10, H), *(Block(fixes) for _ in range(LAYERS)), nn.Linear(H, 10)
@@ -141,7 +141,7 @@ def train(fixes: Fixes, steps: int = STEPS) -> tuple[list[float], float, float]:
             loss_sum += loss.detach()
             if fixes.rare_metrics:
                 right += (logits.argmax(-1) == targets).sum()
-            else:  # a counter in Python: two waits for every token
+            else:  # a counter in Python: .item() for every token
                 for scores, target in zip(logits, targets, strict=True):
                     right += scores.argmax().item() == target.item()
         optimizer.step()
@@ -177,7 +177,7 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.autograd.set_detect_anomaly(True)
     fixes, names, times, counts = Fixes(), ["as it was found"], [], []
-    print("                                      step     this rung   in all   last loss")
+    print("                                      step     this fix    in all   last loss")
     for field in (None, *fields(Fixes)):
         if field is not None:
             fixes = replace(fixes, **{field.name: True})
@@ -197,7 +197,7 @@ def main() -> None:
             f"{names[-1]:35} ≈{1e3 * seconds:5.1f} ms   ≈{gain:.2f} ×   "
             f"≈{times[0] / seconds:.1f} ×   {losses[-1]:.3f}"
         )
-    print(f"losses of all {STEPS} steps equal within 0.1 % on every rung")
+    print(f"losses of all {STEPS} steps equal within 0.1 % after every fix")
     assert times[0] > 4 * times[-1]
     draw(names, times)
 

@@ -1,8 +1,10 @@
-"""The largest batch that fits, by bisection, and predicted from two small measurements.
+"""The largest batch that fits, predicted from two small measurements and found by bisection.
 
-The model lives on the meta device: every operator runs, no memory is used. So the question
-"how many sequences fit in 40 GB" is answered on a laptop. The limit is raised as an error by
-the same counter that measures; on a GPU it is torch.OutOfMemoryError.
+The model is on the meta device, where every operator runs and no memory is used. A laptop can
+therefore find out how many sequences fit into 40 GB. The counter that measures the bytes also
+raises the error when the limit is exceeded; on a GPU it would be torch.OutOfMemoryError.
+
+Look at the two results at the end: the prediction and the bisection find the same batch.
 """
 
 import weakref
@@ -18,7 +20,7 @@ LIMIT = 40 * 10**9
 
 
 class Limited(TorchDispatchMode):
-    """Bytes of live storages, with an error where they exceed the limit."""
+    """Counts the bytes of live storages, and raises MemoryError above the limit."""
 
     def __init__(self, limit: float) -> None:
         super().__init__()
@@ -39,7 +41,7 @@ class Limited(TorchDispatchMode):
         return result
 
     def forget(self, key: int) -> None:
-        size = self.sizes.pop(key)  # before now is read: buffers may be freed by other threads
+        size = self.sizes.pop(key)  # first: other threads may free storages too
         self.now -= size
 
 
@@ -79,7 +81,7 @@ def build() -> nn.Sequential:
 
 
 def peak(batch: int, limit: float = float("inf")) -> int:
-    """Peak bytes of a training step, the optimizer's states included."""
+    """Peak bytes of forward and backward, with the states of Adam already allocated."""
     with Limited(limit) as memory, torch.device("meta"):
         model = build()
         states = [torch.zeros_like(p) for p in model.parameters() for _ in range(2)]
@@ -94,12 +96,12 @@ def fits(batch: int) -> bool:
     try:
         peak(batch, LIMIT)
     except MemoryError:
-        return False  # only here, outside of except, is what the traceback held free again
+        return False  # the traceback, and the tensors in its frames, end with this block
     return True
 
 
 def largest() -> tuple[int, int]:
-    """The largest batch that fits, and the trials: double until it fails, then bisect."""
+    """The largest batch that fits, and the number of trials: double until it fails, bisect."""
     trials, high = 1, 1
     while fits(high):
         high *= 2
@@ -126,10 +128,12 @@ def main() -> None:
     print(f"Ψ = {psi / 1e9:.2f} billion, fp32; a limit of {LIMIT // 10**9} GB")
     print(f"fixed ≈{fixed / 1e9:.2f} GB, 12Ψ = {12 * psi / 1e9:.2f} GB")
     print(f"for each sequence ≈{each / 1e9:.2f} GB, formula {sequence / 1e9:.2f} GB")
+    assert abs(fixed - 12 * psi) < 0.01 * fixed and abs(each - sequence) < 0.01 * each
     found, trials = largest()
     print(f"predicted from batches 2 and 4: {predicted}")
     print(f"found by bisection: {found}, in {trials} trials; peak ≈{peak(found) / 1e9:.1f} GB")
     assert abs(found - predicted) <= 1
+    assert peak(found) <= LIMIT < peak(found + 1)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""What an operator costs before it does anything: time against size, t = λ + bytes / W.
+"""What does a call of an operator cost? Time against size: t = λ + bytes / W.
 
-λ is paid per call, whatever the size. Where bytes / W equals λ, half of the time is overhead.
-The fit then predicts the same addition cut into k calls. Draws launch_overhead.svg.
+λ is the fixed time of a call, whatever the size. Where bytes / W equals λ, half of the time is
+overhead. The fitted λ predicts the time if the same addition is split into k calls. The program
+draws launch_overhead.svg.
 """
 
 import time
@@ -15,7 +16,7 @@ import torch
 
 
 def seconds(work: Callable[[], object], rounds: int = 7) -> float:
-    """Best of several rounds, each long enough to time; waits for the device, if any."""
+    """The shortest time of several rounds, in seconds. Waits for the device if there is one."""
     wait = torch.accelerator.synchronize if torch.accelerator.is_available() else lambda: None
     work(), wait()
     calls, elapsed = 1, 0.0

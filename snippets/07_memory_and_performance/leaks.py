@@ -1,6 +1,7 @@
-"""Five ways to leak tensors from Python, each counted, and each with its fix.
+"""Five ways to leak tensors in Python, and how to fix each of them.
 
-Every way is run for ten steps; what is live afterwards and was not before is the leak.
+The program runs each way for ten steps. The leak is the number of bytes that are live
+afterwards and were not live before.
 """
 
 import functools
@@ -20,7 +21,7 @@ def batch() -> torch.Tensor:
 
 
 def live_bytes() -> int:
-    """Bytes of all tensors that Python can reach, and of the graphs that hang on them."""
+    """Bytes of all tensors that Python can reach, and of the graphs behind them."""
     seen: dict[int, int] = {}
     nodes: set[object] = set()
     stack = []
@@ -50,7 +51,7 @@ def live_bytes() -> int:
 
 # --8<-- [start:graph]
 def loss_with_graph(model: nn.Module, log: list) -> None:
-    loss = model(batch()).square().mean()  # validation, say: no backward frees the graph
+    loss = model(batch()).square().mean()  # for example in validation, without backward
     log.append(loss)
 
 
@@ -98,7 +99,7 @@ def hook_removed(model: nn.Module, log: list) -> None:
 # --8<-- [end:hook]
 # --8<-- [start:cache]
 @functools.cache
-def mask(step: int) -> torch.Tensor:  # one entry for every argument there ever was
+def mask(step: int) -> torch.Tensor:  # keeps a tensor for every argument
     return torch.ones(TOKENS, H).tril()
 
 
@@ -125,7 +126,7 @@ def cycle(model: nn.Module, log: list) -> None:
 def no_cycle(model: nn.Module, log: list) -> None:
     parent, child = Node(batch()), Node(batch())
     parent.children.append(child)
-    child.parent = weakref.ref(parent)  # the way back, which keeps nothing alive
+    child.parent = weakref.ref(parent)  # this reference does not keep the parent alive
     assert parent.children[0].parent() is parent
 
 
@@ -133,7 +134,7 @@ def no_cycle(model: nn.Module, log: list) -> None:
 
 
 def leak(body: Body, collect: bool = False) -> int:
-    """Bytes left by ten steps. The collector is off, as between two of its late runs."""
+    """Bytes left after ten steps. The collector is off, as between two of its runs."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(H, H), nn.Tanh(), nn.Linear(H, H))
     log: list = []
@@ -165,7 +166,7 @@ def main() -> None:
         bad, good = leak(wrong) / unit, leak(right) / unit
         assert bad >= STEPS and good == (name == "unbounded cache"), (name, bad, good)
         print(f"{name:29}{bad:6.0f}{good:9.0f}")
-    assert bounded_mask.cache_info().misses == STEPS  # asked for another one in each step
+    assert bounded_mask.cache_info().misses == STEPS  # a different argument in each step
     collected = leak(cycle, collect=True)
     assert collected == 0
     print(f"{'reference cycle, gc.collect()':29}{collected:6.0f}")

@@ -1,7 +1,7 @@
 """Three ways in which DataLoader workers fail: an exception, a kill, unequal shapes.
 
-Each is provoked on purpose. Look for the worker's own traceback inside the first error, and for
-what the second does not say: the kill comes from outside Python, and leaves no traceback.
+The program provokes each failure. The first error contains the traceback of the worker. The
+second error contains no traceback, because the process was killed from outside of Python.
 """
 
 import gc
@@ -30,7 +30,7 @@ class Corrupt(Dataset):
 
 
 class TooLarge(Corrupt):
-    """Sample 5 takes more memory than there is: the kernel kills the process that asks."""
+    """Sample 5 stands for a sample that needs too much memory: Linux kills the process."""
 
     def __getitem__(self, index: int) -> torch.Tensor:
         if index == 5:

@@ -1,7 +1,7 @@
-"""Throughput of a training loop is the smaller of two rates, the loader's and the step's.
+"""The throughput of a training loop is the smaller of two rates, of the loader and of the step.
 
-Reading a sample sleeps, as a disk or an object store makes it wait, and so does the step, as
-the host does while a GPU computes. w workers read w batches at a time. Draws loader_rate.svg.
+Reading a sample only sleeps, like a worker that waits for a disk. The step sleeps too, like a
+host that waits for a GPU. w workers read w batches at a time. Draws loader_rate.svg.
 """
 
 import time
@@ -31,13 +31,13 @@ class SlowStorage(Dataset):
 def predicted(workers: int) -> float:
     """Samples per second in the steady state."""
     batch_s = BATCH * READ_S
-    if workers == 0:  # the same process reads and trains, in turn
+    if workers == 0:  # the same process reads, and then trains
         return BATCH / (batch_s + STEP_S)
     return min(workers * BATCH / batch_s, BATCH / STEP_S)
 
 
 def measured(workers: int) -> tuple[float, float]:
-    """Samples per second when the workers have got going, and the first batch's wait in s."""
+    """Samples per second after the warm-up, and the wait for the first batch in seconds."""
     begin, arrivals = time.perf_counter(), []
     for _ in DataLoader(SlowStorage(), BATCH, num_workers=workers):
         arrivals.append(time.perf_counter())

@@ -1,8 +1,8 @@
-"""torch.cuda.MemPool: memory of their own for tensors that stay. Needs a GPU.
+"""torch.cuda.MemPool gives long-lived tensors segments of their own. Needs a GPU.
 
-One small tensor that outlives a large one keeps the large one's segment from going back to the
-driver; in a pool it keeps its own. Then the rules of a pool, each asserted: who gets its free
-blocks, who counts as a user of it, and which allocations do not go into it.
+A small tensor that outlives a large one prevents the driver from getting the large segment
+back. If the small tensor is in a pool, only the segment of the pool stays. Then the program
+checks the rules of a pool: who gets its free blocks, and which allocations do not go into it.
 """
 
 import os
@@ -23,13 +23,13 @@ def reserved() -> int:
 
 # --8<-- [start:pinned]
 def pinned_by_one(pool: torch.cuda.MemPool | None) -> int:
-    """MiB that stay reserved when 512 MiB are freed and 2 MiB, made after them, are kept."""
+    """MiB that stay reserved if 512 MiB are freed, and 2 MiB allocated afterwards are kept."""
     torch.cuda.empty_cache()
     before = reserved()
     large = mib(512)
-    del large  # a free block of 512 MiB, in a segment of its own
+    del large  # now a free block of 512 MiB is the whole segment
     if pool is None:
-        kept = mib(2)  # the best fit is a piece of it
+        kept = mib(2)  # the best fit is a part of this block
     else:
         with torch.cuda.use_mem_pool(pool):
             kept = mib(2)
@@ -44,7 +44,7 @@ def pinned_by_one(pool: torch.cuda.MemPool | None) -> int:
 
 # --8<-- [start:rules]
 def lies_in(pool: torch.cuda.MemPool, tensor: torch.Tensor) -> bool:
-    """Whether one of the pool's segments holds the tensor."""
+    """Whether the tensor is in one of the segments of the pool."""
     return any(
         segment["address"] <= tensor.data_ptr() < segment["address"] + segment["total_size"]
         for segment in pool.snapshot()
@@ -76,7 +76,7 @@ def rules() -> None:
         product = weight * 2
         product.sum().backward()
     assert lies_in(pool, product)
-    assert not lies_in(pool, weight.grad)  # the engine's thread made it
+    assert not lies_in(pool, weight.grad)  # allocated by a thread of the engine
     print("a backward in the with: the output is in the pool, the gradient is not")
 
     before, size = reserved(), sum(s["total_size"] for s in pool.snapshot()) // MIB
@@ -96,7 +96,7 @@ def main() -> None:
         sys.exit("unset PYTORCH_ALLOC_CONF: the sizes here are those of the defaults")
     alone, apart = pinned_by_one(None), pinned_by_one(torch.cuda.MemPool())
     print(f"512 MiB freed, 2 MiB kept: {alone} MiB stay reserved, with a pool {apart} MiB")
-    assert (alone, apart) == (512, 20)  # the large one's segment, or one of 20 MiB
+    assert (alone, apart) == (512, 20)  # the whole large segment, or one of 20 MiB
     rules()
 
 

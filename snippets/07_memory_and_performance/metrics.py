@@ -1,7 +1,7 @@
-"""Metrics of a run: a JSON line for each step in a file, and the latest for Prometheus.
+"""Metrics of a run: one JSON line per step in a file, and the latest values for Prometheus.
 
-The file is an experiment tracker that works without a network. The endpoint speaks Prometheus'
-text format over the standard library's HTTP server; the program scrapes itself to prove it.
+The file is an experiment tracker that works without a network. The endpoint serves the text
+format of Prometheus with the HTTP server of the standard library. The program scrapes itself.
 """
 
 import json

@@ -1,8 +1,8 @@
-"""MFU and HFU of a small transformer: by formula, by counting, with and without recomputation.
+"""MFU and HFU of a small transformer, by formula and by counting, and with recomputation.
 
-The model's FLOPs are 6 for each weight of a matrix and token, and 12 L h s per token for
-attention. What the hardware does is counted. The peak is measured: a large product's rate.
-Times are CPU times: one thread computes and nothing waits, so other programs do not count.
+The model needs 6 FLOPs per token for each weight of a matrix, and 12 L h s FLOPs per token for
+attention. The program counts the FLOPs that really run, and measures the peak with a large
+product. Times are CPU times of one thread, so other programs disturb them little.
 """
 
 import time
@@ -32,13 +32,13 @@ class Block(nn.Module):
 
 # --8<-- [start:flops]
 def formula(tokens: int) -> int:
-    """FLOPs of one forward and backward: weights of matrices, and attention's two products."""
+    """FLOPs of a forward and backward pass: matrices, and the two products of attention."""
     matrices = LAYERS * 12 * H * H + H * V  # the embedding is looked up, not multiplied
     return tokens * (6 * matrices + 12 * LAYERS * H * S)
 
 
 def measure(blocks: nn.ModuleList, head: nn.Module, batch: int, recompute: bool):
-    """FLOPs counted in one step, and its time in s (the best of three)."""
+    """The FLOPs counted in a step, and its time in s (the shortest of three)."""
     x, y = torch.randn(batch, S, H), torch.randint(V, (batch * S,))
 
     def step() -> None:
@@ -49,7 +49,7 @@ def measure(blocks: nn.ModuleList, head: nn.Module, batch: int, recompute: bool)
             )
         F.cross_entropy(head(hidden).flatten(0, 1), y).backward()
 
-    x.requires_grad_()  # as behind an embedding: the first layer, too, owes a gradient
+    x.requires_grad_()  # as after an embedding: layer 1 also computes it
     with FlopCounterMode(display=False) as counter:
         step()
     times = []
@@ -64,7 +64,7 @@ def measure(blocks: nn.ModuleList, head: nn.Module, batch: int, recompute: bool)
 
 
 def peak() -> float:
-    """FLOP/s of a product of 512 × 512 matrices, the best of a hundred."""
+    """FLOP/s of a product of 512 × 512 matrices, from the shortest of a hundred times."""
     square, times, flops = torch.randn(512, 512), [], 2 * 512**3
     with FlopCounterMode(display=False) as counter:
         square @ square

@@ -1,9 +1,9 @@
 """The gradient noise scale tr(Σ)/|G|², from the norms of two batches of different size.
 
-The estimator is that of McCandlish et al. (2018, arXiv 1812.06162), Appendix A.1. A network
-learns to continue the Zen of Python letter by letter. Early and late in training the weights
-are held, and the mean of many estimates stands beside tr(Σ) and |G|² as computed from the
-gradient of every sample. Then steps of several batch sizes are tried from the same weights.
+The estimator is from McCandlish et al. (2018, arXiv 1812.06162), Appendix A.1. A network learns
+to continue the Zen of Python letter by letter. Early and late in training, with fixed weights,
+the program compares the mean of many estimates with the exact tr(Σ) and |G|², which it computes
+from the gradient of every sample. Then it tries steps of several batch sizes.
 """
 
 import codecs
@@ -19,7 +19,7 @@ EARLY, LATE, ESTIMATES = 5, 1000, 250
 
 
 def text() -> tuple[torch.Tensor, torch.Tensor]:
-    """Every place of the poem: the letters before it [n, 4], and the letter there [n]."""
+    """For every position of the poem: the four letters before it [n, 4], and the letter [n]."""
     with contextlib.redirect_stdout(io.StringIO()):
         import this
     poem = codecs.decode(this.s, "rot13").lower()
@@ -33,8 +33,8 @@ def text() -> tuple[torch.Tensor, torch.Tensor]:
 def estimate(micro_batches: torch.Tensor, b: int) -> tuple[float, float]:
     """tr(Σ) and |G|² from the gradients of n micro-batches of b samples, [n, Ψ].
 
-    The square of b samples' gradient has the mean |G|² + tr(Σ)/b; that of their mean, which is
-    the gradient of n·b samples, |G|² + tr(Σ)/nb. Two equations for two unknowns.
+    The squared norm of the gradient of b samples has the mean |G|² + tr(Σ)/b. The squared norm
+    of the gradient of n·b samples has the mean |G|² + tr(Σ)/nb. Solve for the two unknowns.
     """
     large_b = len(micro_batches) * b
     small = micro_batches.square().sum(1).mean().item()
@@ -66,13 +66,13 @@ class Task:
         return torch.cat([g.flatten() for g in torch.autograd.grad(loss, self.weights)])
 
     def micro_batches(self) -> torch.Tensor:
-        """The gradients that a step with accumulation has anyway, [8, Ψ]."""
+        """The gradients of the micro-batches of one step, [8, Ψ]."""
         rows = torch.randint(len(self.y), (PARTS, MICRO_BATCH))
         return torch.stack([self.gradient(part) for part in rows])
 
     # --8<-- [start:exact]
     def exact(self) -> tuple[float, float]:
-        """tr(Σ) and |G|², from the gradient of each of the n samples by itself, [n, Ψ]."""
+        """tr(Σ) and |G|² from the gradients of all n samples, one by one, [n, Ψ]."""
 
         def loss(weights: dict, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
             logits = functional_call(self.model, weights, (x[None],))
@@ -97,9 +97,9 @@ class Task:
                 weight.sub_(part.view_as(weight))
 
     def gain(self, batch: int, tries: int) -> float:
-        """How far a step with the best rate lowers the loss of the whole text, on average.
+        """By how much a step with the best rate lowers the loss of the whole text, on average.
 
-        A batch of 0 samples stands for the whole text: a gradient without noise.
+        A batch of 0 means the whole text, which gives a gradient without noise.
         """
         start, rates = self.full_loss(), [0.5 * 1.6**i for i in range(7)]
         gains = torch.zeros(len(rates))
@@ -114,7 +114,7 @@ class Task:
 
 
 def check_estimate() -> None:
-    """3 micro-batches of 5: both estimates by the unbiased variance of their gradients."""
+    """3 micro-batches of 5: compare both estimates with the unbiased variance."""
     rows = torch.randn(3, 7) + 1
     variance, mean = rows.var(0).sum().item(), rows.mean(0).square().sum().item()
     truth = torch.tensor([5 * variance, mean - variance / 3])

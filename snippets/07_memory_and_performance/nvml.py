@@ -1,8 +1,8 @@
-"""A GPU's vital signs through NVML: load, memory, power, clocks, and why the clocks are low.
+"""Read a GPU through NVML: load, memory, power, clocks, and why the clocks are low.
 
-Needs nvidia-ml-py (the module is called pynvml) and a driver. `python nvml.py decode 0x24`
-needs neither: it says in words what a mask of clock event reasons means. A GPU that torch can
-use multiplies matrices while it is asked.
+The program needs nvidia-ml-py (the module is called pynvml) and a driver. With the arguments
+`decode 0x24` it needs no driver, and explains a mask of clock event reasons. If torch can use
+the GPU, it multiplies matrices during the reading.
 """
 
 import sys
@@ -28,7 +28,7 @@ REASONS = {
 
 
 def decode(mask: int) -> list[str]:
-    """The reasons in a mask, in words; unknown bits are named by their number."""
+    """The reasons in a mask, in words. Unknown bits are printed as a number."""
     words = [text for bit, text in REASONS.items() if mask & bit]
     unknown = mask & ~sum(REASONS)
     return words + ([f"unknown bits {unknown:#x}"] if unknown else []) or ["none: full clock"]
@@ -42,7 +42,7 @@ def report(index: int) -> None:
     gpu = pynvml.nvmlDeviceGetHandleByIndex(index)
     rates = pynvml.nvmlDeviceGetUtilizationRates(gpu)
     memory = pynvml.nvmlDeviceGetMemoryInfo(gpu)
-    watts = pynvml.nvmlDeviceGetPowerUsage(gpu) / 1000  # it gives milliwatts
+    watts = pynvml.nvmlDeviceGetPowerUsage(gpu) / 1000  # NVML returns milliwatts
     limit = pynvml.nvmlDeviceGetEnforcedPowerLimit(gpu) / 1000
     clock = pynvml.nvmlDeviceGetClockInfo(gpu, pynvml.NVML_CLOCK_SM)
     most = pynvml.nvmlDeviceGetMaxClockInfo(gpu, pynvml.NVML_CLOCK_SM)

@@ -1,7 +1,8 @@
-"""Offload of activations by two hooks: pack copies out, unpack copies back; counted and equal.
+"""Offload of activations by two hooks: pack copies a tensor away, unpack copies it back.
 
-On a machine without an accelerator a file on disk plays the host: what matters is that the
-device's bytes are gone between forward and backward. Weights are left where they are.
+On a machine without an accelerator, files on disk take the place of host memory. The program
+counts the bytes that remain on the device between forward and backward, and compares the
+gradients. The hooks do not copy the weights.
 """
 
 import tempfile
@@ -21,7 +22,7 @@ TOKENS, H, LAYERS = 512, 64, 8
 
 
 class Live(TorchDispatchMode):
-    """Bytes of live storages that operators made, and their peak."""
+    """Counts the bytes of live storages that operators made, and their peak."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,12 +42,12 @@ class Live(TorchDispatchMode):
         return result
 
     def forget(self, key: int) -> None:
-        size = self.sizes.pop(key)  # before now is read: buffers may be freed by other threads
+        size = self.sizes.pop(key)  # first: other threads may free storages too
         self.now -= size
 
 
 class Offload(saved_tensors_hooks):
-    """Autograd's saved tensors in files; `weights` and what is small stay."""
+    """Writes the tensors that autograd saves into files, except weights and small tensors."""
 
     def __init__(self, model: nn.Module, folder: Path, at_least: int) -> None:
         weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
@@ -56,7 +57,8 @@ class Offload(saved_tensors_hooks):
             if tensor.untyped_storage().data_ptr() in weights or tensor.nbytes < at_least:
                 return tensor
             path = folder / f"{self.written}.pt"
-            torch.save(tensor.detach().cpu().clone(), path)  # a view takes its own bytes only
+            # clone, because torch.save writes the whole storage of a view
+            torch.save(tensor.detach().cpu().clone(), path)
             self.written += 1
             return path, tensor.device
 
@@ -79,7 +81,7 @@ class Block(nn.Module):
 
 
 def step(kind: str) -> tuple[int, torch.Tensor, int]:
-    """Bytes kept between forward and backward, the gradient, the number of tensors packed."""
+    """Bytes on the device between forward and backward, the gradient, tensors packed."""
     torch.manual_seed(0)
     model = nn.Sequential(*(Block() for _ in range(LAYERS)))
     x = torch.randn(TOKENS, H, requires_grad=True)
@@ -109,7 +111,7 @@ def step(kind: str) -> tuple[int, torch.Tensor, int]:
 
 
 def check_view() -> None:
-    """Of a view only its own bytes are written."""
+    """A view must write only its own bytes."""
     with tempfile.TemporaryDirectory() as folder:
         path, _ = Offload(nn.Sequential(), Path(folder), 0).pack_hook(torch.randn(999, H)[5:9])
         assert path.stat().st_size < 100 * H * 4
@@ -128,7 +130,7 @@ def main() -> None:
     print(f"in files: ≈{left / unit:.0f} kept on the device, {files} files, gradient equal")
     _, gradient, packed = step("save_on_cpu")
     assert torch.equal(gradient, truth)
-    assert packed == files + 2 * LAYERS  # it takes the weights, too
+    assert packed == files + 2 * LAYERS  # it copies the weights, too
     print("torch.autograd.graph.save_on_cpu: gradient equal")
     print("\nh from which the copy hides behind a layer's forward, at 50 GB/s to the host:")
     for rate in (100, 200, 400, 800):

@@ -1,7 +1,7 @@
-"""AdamW for each tensor, for lists of them, in one kernel: calls counted, time measured.
+"""AdamW tensor by tensor, for lists of tensors, and in one kernel: calls and time of a step.
 
-The arithmetic per parameter is the same. What differs is how often Python and the dispatcher
-are asked, and how often memory is passed over.
+The arithmetic per parameter is the same in all three cases. The number of operator calls
+differs, and so does the number of times that each value is read from memory.
 """
 
 import time
@@ -22,7 +22,7 @@ class Calls(TorchDispatchMode):
 
 # --8<-- [start:run]
 def run(device: torch.device, **options: bool) -> tuple[int, float, torch.Tensor]:
-    """Calls of one step, its time in s (the least of five), and the parameters after seven."""
+    """Calls of a step, its time in s (shortest of five), and the parameters after seven."""
     generator = torch.Generator().manual_seed(0)
     parameters = []
     for _ in range(TENSORS):

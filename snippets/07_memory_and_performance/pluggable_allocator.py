@@ -1,7 +1,7 @@
-"""An allocator of your own, as CUDAPluggableAllocator wants it: two C functions in a library.
+"""Replace PyTorch's allocator: two C functions in a library, for CUDAPluggableAllocator.
 
 The functions count calls and bytes. With CUDA they wrap cudaMallocAsync and become PyTorch's
-allocator; without it they wrap malloc and are called with the same arguments by hand.
+allocator. Without CUDA they wrap malloc, and the program calls them with the same arguments.
 """
 
 import ctypes
@@ -46,7 +46,7 @@ extern "C" long long my_live() { return live; }
 
 
 def build(folder: Path, cuda: bool) -> Path:
-    """Compile the library; with CUDA the toolkit's headers and runtime must be installed."""
+    """Compile the library. With CUDA this needs the headers and the runtime of the toolkit."""
     (folder / "my.cpp").write_text(SOURCE)
     command = ["c++", "-O1", "-shared", "-fPIC", "my.cpp", "-o", "my.so"]
     if cuda:
@@ -79,10 +79,10 @@ def main() -> None:
         pointers = set()
         for size in sizes:
             pointer = library.my_malloc(size, 0, None)
-            ctypes.memset(pointer, 0, size)  # all of it is there
+            ctypes.memset(pointer, 0, size)  # the memory can be written
             pointers.add(pointer)
             library.my_free(pointer, size, 0, None)
-        assert len(pointers) < len(sizes), "no memory came back"
+        assert len(pointers) < len(sizes), "no address was used again"
     print(f"{len(sizes)} tensors of {len(set(sizes))} sizes, one after another")
     print(f"calls of my_malloc: {library.my_calls()}, bytes live: {library.my_live()}")
     assert library.my_calls() == len(sizes)

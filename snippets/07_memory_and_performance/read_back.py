@@ -1,6 +1,6 @@
-"""What TensorBoard and W&B hold of the rows of gpu_metrics.py, read from the files they wrote.
+"""Read the rows of gpu_metrics.py back from the files of TensorBoard and W&B.
 
-A stand-in for NVML gives known readings. W&B runs offline: no account, no network.
+A simulated NVML gives known readings. W&B runs offline, without an account or a network.
 
     pip install -r requirements/tensorboard.txt
 """

@@ -1,7 +1,8 @@
-"""A profiler's trace read by a program: shares of a step, operators' own time, a flame graph.
+"""Read the trace of a profiler: parts of a step, own times of operators, and a flame graph.
 
-A trace is a JSON list of events with a start and a duration. What lies inside another on the
-same thread was called by it; an operator's own time is its duration less its children's.
+A trace is a JSON list of events with a start and a duration. If an event lies inside another
+event of the same thread, the outer event called the inner one. The own time of an operator is
+its duration minus the durations of the operators that it called.
 """
 
 import collections
@@ -24,7 +25,7 @@ def build() -> tuple[nn.Module, torch.optim.Optimizer]:
 
 # --8<-- [start:record]
 def record(path: str) -> torch.profiler.profile:
-    """Profile two steps out of five, after one of waiting and two of warming up."""
+    """Profile two of five steps, after skipping one and warming up for two."""
     torch.manual_seed(0)
     model, optimizer = build()
     x, y = torch.randn(256, 256), torch.randint(10, (256,))
@@ -42,8 +43,8 @@ def record(path: str) -> torch.profiler.profile:
             with record_function("optimizer"):
                 optimizer.step()
                 optimizer.zero_grad()
-            profiler.step()  # one step of the schedule is over
-    assert all(p.grad is None for p in model.parameters())  # none reaches the next step
+            profiler.step()  # a step of the schedule has ended
+    assert all(p.grad is None for p in model.parameters())  # no gradient reaches the next step
     profiler.export_chrome_trace(path)
     return profiler
 
@@ -56,7 +57,7 @@ HOST = ("cpu_op", "user_annotation", "cuda_runtime", "cuda_driver")  # not "kern
 
 
 def nest(path: str) -> list[dict]:
-    """The host's events of a trace, each with `parent`, `depth` and `self` (µs)."""
+    """The host events of a trace, each with its `parent`, `depth` and own time `self` (µs)."""
     with open(path) as file:
         events = json.load(file)["traceEvents"]
     spans = [e for e in events if e.get("ph") == "X" and e.get("cat") in HOST]
@@ -80,7 +81,7 @@ def nest(path: str) -> list[dict]:
 
 
 def check_nest() -> None:
-    """Of two events that start together the longer one has called the other."""
+    """If two events start together, the longer one called the shorter one."""
     event = {"ph": "X", "cat": "cpu_op", "tid": 1, "ts": 5.0}
     with open("made.json", "w") as file:
         json.dump({"traceEvents": [event | {"dur": dur} for dur in (1.0, 3.0)]}, file)
@@ -88,7 +89,7 @@ def check_nest() -> None:
 
 
 def draw(spans: list[dict]) -> None:
-    """The second recorded step as a flame graph: one box for each event, callers below."""
+    """The second recorded step as a flame graph. Each event is a box above its caller."""
     plt.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "read_trace", "font.size": 12}
     figure, axes = plt.subplots(figsize=(7, 3.6))
     step = [s for s in spans if s["name"].startswith("ProfilerStep")][-1]
@@ -108,7 +109,7 @@ def draw(spans: list[dict]) -> None:
             edgecolor="white",
             linewidth=0.4,
         )
-    # one name each, on the widest box that has it: the same words on every machine
+    # each name once, on its widest box, so that every machine draws the same words
     names = ["forward", "backward", "optimizer", "aten::linear", "aten::addmm", "aten::mm"]
     for name in [step["name"], *names]:
         boxes = [s for s in spans if s["name"] == name and s["ts"] >= step["ts"]]

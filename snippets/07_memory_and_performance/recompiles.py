@@ -1,7 +1,7 @@
-"""What makes torch.compile compile again, and the error when it has done so eight times.
+"""When does torch.compile compile again, and what happens after eight compilations?
 
-A compiled function is kept with its guards: what must hold for it to be used. A call for which
-no kept version's guards hold compiles another. The backend here only counts.
+Each compiled version has guards, which are the conditions under which it may be used. If a call
+meets the guards of no version, torch compiles a new one. The backend here only counts.
 """
 
 import torch
@@ -20,7 +20,7 @@ class Count:
 
 
 def compilations(function, calls, **options) -> list[int]:
-    """After each call, how often `function` has been compiled."""
+    """The number of compilations of `function` so far, after each call."""
     torch._dynamo.reset()
     backend = Count()
     compiled = torch.compile(function, backend=backend, **options)
@@ -54,7 +54,7 @@ def main() -> None:
     floats = compilations(scaled, [(x, r) for r in rates])
     as_tensors = [(x, torch.tensor(r)) for r in rates]
     tensors = compilations(scaled, as_tensors)
-    assert [round(scaled(*call)[0].item(), 3) for call in as_tensors] == rates  # they change
+    assert [round(scaled(*call)[0].item(), 3) for call in as_tensors] == rates
     print(f"a rate that changes, as a float: {floats}, as a tensor: {tensors}")
     # --8<-- [end:cases]
 

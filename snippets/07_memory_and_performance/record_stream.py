@@ -1,8 +1,10 @@
-"""Memory given away while another stream still reads it, and record_stream, which waits.
+"""A block is reused while another stream still reads it; record_stream prevents this.
 
-x is made in one stream and read in another. Python drops x before it has been read, and y is
-made. On a GPU the program uses PyTorch's allocator, and a kernel that only waits holds up the
-reader. Without one it has a device of its own, which does everything as late as it may.
+The tensor x is written in one stream and read in another. Python drops x before the read, and
+then creates y. On a GPU the program uses PyTorch's allocator, and a kernel that only waits
+delays the reader. Without a GPU it simulates streams that run as late as they may.
+
+Look at the first row: the reader sees sevens, which are the values of y.
 """
 
 from collections import defaultdict, deque
@@ -15,7 +17,7 @@ WAYS = ("nothing", "x.record_stream(side)", "main.wait_stream(side)")
 
 # --8<-- [start:toy]
 class Stream:
-    """Work in order, put off until somebody waits for it."""
+    """Runs its work in order, and only when somebody waits for it."""
 
     def __init__(self) -> None:
         self.queue: deque[Callable[[], object]] = deque()
@@ -36,18 +38,18 @@ class Stream:
 
 
 class Allocator:
-    """Blocks of one size. A freed one goes back to the stream in which it was made, at once."""
+    """Blocks of one size. The stream that allocated a block can reuse it once it is freed."""
 
     def __init__(self) -> None:
         self.free_blocks: dict[Stream, list[torch.Tensor]] = defaultdict(list)
         self.readers: dict[int, list[Stream]] = defaultdict(list)
-        self.held: list[tuple[torch.Tensor, Stream, list[tuple[Stream, int]]]] = []
+        self.pending: list[tuple[torch.Tensor, Stream, list[tuple[Stream, int]]]] = []
 
     def malloc(self, stream: Stream) -> torch.Tensor:
-        for item in list(self.held):  # have the readers come past the events?
+        for item in list(self.pending):  # have all readers passed their events?
             block, owner, events = item
             if all(reader.done >= place for reader, place in events):
-                self.held.remove(item)
+                self.pending.remove(item)
                 self.free_blocks[owner].append(block)
         blocks = self.free_blocks[stream]
         return blocks.pop() if blocks else torch.zeros(4)
@@ -57,8 +59,9 @@ class Allocator:
 
     def free(self, block: torch.Tensor, owner: Stream) -> None:
         readers = self.readers.pop(block.data_ptr(), [])
-        if readers:  # an event in each: what was launched there up to now
-            self.held.append((block, owner, [(reader, reader.launched) for reader in readers]))
+        if readers:  # an event in each: all work launched so far
+            events = [(reader, reader.launched) for reader in readers]
+            self.pending.append((block, owner, events))
         else:
             self.free_blocks[owner].append(block)
 
@@ -67,7 +70,7 @@ class Allocator:
 
 
 def check_toy() -> None:
-    """A block with two readers, which have two pieces of work each, and a third later."""
+    """A block with two readers. Each has two pieces of work, and one gets a third later."""
     owner, first, second, memory = Stream(), Stream(), Stream(), Allocator()
     block = memory.malloc(owner)
     for reader in (first, second) * 2:
@@ -75,7 +78,7 @@ def check_toy() -> None:
         memory.record_stream(block, reader)
     memory.free(block, owner)
     first.run(2), second.run(1)
-    assert memory.malloc(owner) is not block  # one is behind
+    assert memory.malloc(owner) is not block  # one reader has not finished
     owner.wait_stream(second)
     second.launch(lambda: None)
     owner.run(1)
@@ -98,7 +101,7 @@ def on_toy(way: str, side_late: bool = True) -> tuple[bool, bool, list[float]]:
     y = memory.malloc(main)
     main.launch(lambda: y.fill_(7))
     for stream in (main, side) if side_late else (side, main):
-        stream.run(stream.launched)  # the device is quick with one stream, late with the other
+        stream.run(stream.launched)  # one stream runs early, the other late
     z = memory.malloc(main)
     return y is x, z is x, read[0].tolist()
 
@@ -128,9 +131,9 @@ def on_gpu(way: str) -> tuple[bool, bool, list[float]]:
 
 def main() -> None:
     check_toy()
-    assert on_toy(WAYS[0], side_late=False)[2] == [1] * 4  # it waits for x to be written
+    assert on_toy(WAYS[0], side_late=False)[2] == [1] * 4  # side waits until x is written
     run = on_gpu if torch.cuda.is_available() else on_toy
-    run(WAYS[0])  # once before: kernels are loaded
+    run(WAYS[0])  # a first run loads the kernels
     print(f"{'before x is dropped':24}{'x lay':16}side has read")
     results = []
     for way in WAYS:

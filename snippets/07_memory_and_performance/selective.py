@@ -1,8 +1,9 @@
-"""Selective activation checkpointing: what a layer keeps, and what it computes again.
+"""Selective activation checkpointing: keep what is expensive to compute, recompute the rest.
 
-Between keeping everything and keeping a layer's input lie the good bargains: results that cost
-many FLOPs for each byte are kept, the others computed again. Predicted and counted for one
-transformer layer, in fp32 without dropout; the gradients are equal to the last bit.
+A layer can keep all activations, or only its input. Between the two extremes, it keeps the
+results that need many FLOPs per byte and computes the others again. The program predicts and
+counts memory and FLOPs for one transformer layer, in fp32 and without dropout. All four ways
+give the same gradient, bit for bit.
 """
 
 import weakref
@@ -25,7 +26,7 @@ aten = torch.ops.aten
 
 
 class Live(TorchDispatchMode):
-    """Bytes of live storages that operators made, and their peak."""
+    """Counts the bytes of live storages that operators made, and their peak."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +46,7 @@ class Live(TorchDispatchMode):
         return result
 
     def forget(self, key: int) -> None:
-        size = self.sizes.pop(key)  # before now is read: buffers may be freed by other threads
+        size = self.sizes.pop(key)  # first: other threads may free storages too
         self.now -= size
 
 
@@ -92,7 +93,7 @@ def core_again(layer: LayerAroundCore, x: torch.Tensor) -> torch.Tensor:
 
 
 def policy(ctx, op, *args, **kwargs) -> CheckpointPolicy:
-    """Keep what linear layers put out; norms, GELU and attention's core run again."""
+    """Keep the outputs of linear layers. Norms, GELU and the core of attention run again."""
     if op in {aten.mm.default, aten.addmm.default}:
         return CheckpointPolicy.MUST_SAVE
     return CheckpointPolicy.PREFER_RECOMPUTE
@@ -111,7 +112,7 @@ def keep_input(layer: LayerAroundCore, x: torch.Tensor) -> torch.Tensor:
 
 
 def step(way) -> tuple[int, int, torch.Tensor]:
-    """Bytes kept between forward and backward, FLOPs of both, gradient of the input."""
+    """Bytes between forward and backward, the FLOPs of both, the gradient of the input."""
     torch.manual_seed(0)
     x = torch.randn(B, S, H, requires_grad=True)
     layer, again = LayerAroundCore(), LayerAroundCore()
@@ -123,7 +124,7 @@ def step(way) -> tuple[int, int, torch.Tensor]:
         kept = sum(live.sizes.values()) - y.nbytes
         y.sum().backward()
     gradient, x.grad = x.grad, None
-    with FlopCounterMode(display=False) as counter:  # apart: it holds on to tensors
+    with FlopCounterMode(display=False) as counter:  # it keeps tensors alive
         way(again, x).sum().backward()
     return kept, counter.get_total_flops(), gradient
 
@@ -134,7 +135,7 @@ def main() -> None:
     linear = {"qkv": 6, "out": 2, "up": 8, "down": 8}  # FLOPs of forward, in sbh·h
     attend = 4 * S * sbh  # q·k and weights·v
     forward = sum(linear.values()) * sbh * H + attend
-    last = linear["down"] * sbh * H  # nothing asks for the last product of what runs again
+    last = linear["down"] * sbh * H  # recomputation stops before the last product
     rows = {
         "everything": (keep_all, 16 * sbh + scores, 3 * forward),
         "all but the scores": (core_again, 16 * sbh, 3 * forward + attend // 2),

@@ -1,8 +1,8 @@
-"""Reading a memory snapshot: which lines of the program hold the bytes at the peak.
+"""Read a memory snapshot: which lines of the program allocated the bytes of the peak?
 
-torch.cuda.memory._snapshot() returns segments and a trace of allocations with their stacks. On
-a machine without CUDA the program builds a snapshot of the same form from operators and the
-Python stack. The reader is the same for both.
+torch.cuda.memory._snapshot() returns segments, and a trace of allocations with their stacks. On
+a machine without CUDA, the program builds a snapshot of the same form from operators and the
+Python stack. The function that reads the snapshot is the same for both.
 """
 
 import pickle
@@ -35,7 +35,7 @@ class NormlessLayer(nn.Module):
 
 
 class Recorder(TorchDispatchMode):
-    """A stand-in for _record_memory_history: a trace in the snapshot's format."""
+    """Replaces _record_memory_history on a CPU: a trace in the format of a snapshot."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class Recorder(TorchDispatchMode):
         self.trace.append({"action": "free_completed", **entry})
 
     def snapshot(self) -> dict:
-        """Every live storage as a segment of one block: there is no cache here to show."""
+        """Each live storage becomes a segment with one block, because there is no cache."""
         segments = []
         for entry in self.live.values():
             size = -(-entry["size"] // 512) * 512
@@ -83,7 +83,7 @@ class Recorder(TorchDispatchMode):
 
 # --8<-- [start:reader]
 def mine(frames: list[dict]) -> str:
-    """The innermost line of this file, or what stands for the stack."""
+    """The text of the innermost line of this file in the stack."""
     for frame in frames:
         if frame["filename"] == __file__:
             with open(__file__) as file:
@@ -92,7 +92,7 @@ def mine(frames: list[dict]) -> str:
 
 
 def peak_by_line(snapshot: dict) -> tuple[int, Counter]:
-    """Replay the trace to its highest point; live bytes there, by line of code."""
+    """Replay the trace. Return the peak in bytes, and its bytes by line of code."""
     live: dict[int, dict] = {}
     now = peak = 0
     at_peak: list[dict] = []
@@ -114,7 +114,7 @@ def peak_by_line(snapshot: dict) -> tuple[int, Counter]:
 
 
 def check_reader() -> None:
-    """By hand: 4 bytes whose end is asked for, 2 more, the end; then 3 bytes. The peak is 6."""
+    """By hand: allocate 4 bytes, request their free, 2 more, free 4, 3 more. The peak is 6."""
     a, b, c = (
         {"addr": 512 * i, "size": size, "frames": []} for i, size in enumerate((4, 2, 3))
     )
@@ -133,7 +133,7 @@ def step(device: str) -> nn.Module:
 def main() -> None:
     check_reader()
     if torch.cuda.is_available():
-        step("cuda")  # cuBLAS takes its workspaces at the first products, and keeps them
+        step("cuda")  # the first products allocate the workspaces of cuBLAS
         kept = torch.cuda.memory_allocated()
         torch.cuda.memory._record_memory_history(stacks="python")
         model = step("cuda")
@@ -143,7 +143,7 @@ def main() -> None:
         with Recorder() as recorder:
             model, kept = step("cpu"), 0
             snapshot = recorder.snapshot()
-    held = sum(p.nbytes + p.grad.nbytes for p in model.parameters())
+    expected = sum(p.nbytes + p.grad.nbytes for p in model.parameters())
     peak, lines = peak_by_line(snapshot)
     print(f"at the peak ≈{peak / 2**20:.1f} MiB are live; by the line that allocated them:")
     for line, size in lines.most_common(4):
@@ -154,11 +154,11 @@ def main() -> None:
         pickle.dump(snapshot, file)
     blocks = [block for segment in snapshot["segments"] for block in segment["blocks"]]
     ends = sorted((block["address"], block["address"] + block["size"]) for block in blocks)
-    assert all(end <= start for (_, end), (start, _) in pairwise(ends))  # none on another
+    assert all(end <= start for (_, end), (start, _) in pairwise(ends))  # no two blocks overlap
     live = sum(b["requested_size"] for b in blocks if b["state"] == "active_allocated") - kept
-    print(f"after the step {live / held:.2f} times parameters and gradients are live")
-    assert live == held
-    assert "total_allocated" in segsum(snapshot)  # one of the readers in torch.cuda._memory_viz
+    print(f"after the step {live / expected:.2f} times parameters and gradients are live")
+    assert live == expected
+    assert "total_allocated" in segsum(snapshot)  # torch's own reader accepts the snapshot
 
 
 if __name__ == "__main__":

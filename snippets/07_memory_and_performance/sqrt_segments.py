@@ -1,7 +1,9 @@
-"""How many checkpoints: L layers in k segments keep k inputs, and L/k layers while recomputing.
+"""How many checkpoints need the least memory? The square root of r times the number of layers.
 
-With activations of r inputs a layer, the peak is k + r·L/k inputs; its minimum, at √(rL), is
-2√(rL). The program counts live storages for every k and draws sqrt_segments.svg.
+L layers form k segments. The k inputs of the segments are kept, and while a segment runs again,
+so are the activations of its L/k layers. If the activations of a layer are r times as large as
+its input, the peak is k + r·L/k inputs. Its minimum is 2√(rL), at k = √(rL). The program counts
+the bytes of live storages for nine values of k and draws sqrt_segments.svg.
 """
 
 import math
@@ -18,14 +20,14 @@ LAYERS, TOKENS, H = 64, 64, 16
 
 
 class TwoTanh(nn.Module):
-    """Two tanh in a row: each keeps its output, so a layer keeps r = 2 times its input."""
+    """Two tanh in a row. Each saves its output, so the activations are r = 2 inputs."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:  # [tokens, h]
         return x.tanh().tanh()
 
 
 class Live(TorchDispatchMode):
-    """Bytes of live storages that operators made, and their peak."""
+    """Counts the bytes of live storages that operators made, and their peak."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,12 +47,12 @@ class Live(TorchDispatchMode):
         return result
 
     def forget(self, key: int) -> None:
-        size = self.sizes.pop(key)  # before now is read: buffers may be freed by other threads
+        size = self.sizes.pop(key)  # first: other threads may free storages too
         self.now -= size
 
 
 def peak(segments: int) -> tuple[float, int]:
-    """Peak in layer inputs, and how many layers ran forward; 0 segments: no checkpoints."""
+    """The peak in layer inputs, and the number of layer calls. 0 segments: no checkpoints."""
     layers = nn.Sequential(*(TwoTanh() for _ in range(LAYERS)))
     calls = []
     for layer in layers:
@@ -113,7 +115,9 @@ def main() -> None:
         print(f"{k:3}{predicted:11.1f}     {counted:.0f}")
     best = min(counts, key=counts.get)
     print(f"least at k = {best}; √(rL) = {math.sqrt(r * LAYERS):.1f}")
+    assert best == min(counts, key=lambda k: abs(k - math.sqrt(r * LAYERS)))
     print(f"layer forwards with k = {best}: {peak(best)[1]}")
+    assert forwards == LAYERS and {peak(k)[1] for k in (1, best, 64)} == {2 * LAYERS}
     draw(counts, r, extra, everything)
 
 

@@ -1,8 +1,9 @@
-"""A source overwritten before its copy: the bug of non_blocking, and a ring that fixes it.
+"""A source is overwritten before its copy: the bug of non_blocking, and a ring that fixes it.
 
-A thread plays the GPU's copy engine: it takes copies from a queue, in order, when it gets to
-them. From pageable memory the driver first takes the bytes away, so the caller may go on;
-from pinned memory the engine reads the source itself, later.
+A thread takes the role of the GPU's copy engine. It takes copies from a queue and performs them
+in order, some time later. From pageable memory the driver first copies the bytes into its own
+buffer, so the caller may overwrite the source. From pinned memory the engine reads the source
+itself, and later.
 """
 
 import queue
@@ -14,7 +15,7 @@ import torch
 
 # --8<-- [start:engine]
 class CopyEngine:
-    """Carries out copies in order, `seconds` each, beside the caller."""
+    """Performs copies in order, in a thread of its own. Each takes `seconds`."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -28,9 +29,9 @@ class CopyEngine:
             done.set()
 
     def copy(self, target: torch.Tensor, source: torch.Tensor, pinned: bool) -> threading.Event:
-        """Copy `source` to `target` some time later; the event says when."""
+        """Copy `source` to `target` some time later. The event is set after the copy."""
         if not pinned:
-            source = source.clone()  # the driver's own buffer: the caller waits for this
+            source = source.clone()  # into the driver's buffer, while the caller waits
         done = threading.Event()
 
         def work() -> None:
@@ -46,7 +47,7 @@ class CopyEngine:
 
 # --8<-- [start:loops]
 def one_buffer(engine: CopyEngine, there: torch.Tensor, pinned: bool) -> None:
-    """Fill a buffer with batch i, send it, and fill it with the next at once."""
+    """Fill a buffer with batch i, send it, and at once fill it with the next batch."""
     buffer = torch.empty(there.shape[1])
     for i, target in enumerate(there):
         buffer.fill_(i)
@@ -55,7 +56,7 @@ def one_buffer(engine: CopyEngine, there: torch.Tensor, pinned: bool) -> None:
 
 
 def ring(engine: CopyEngine, there: torch.Tensor, buffers: int, wait: bool = True) -> int:
-    """The fix: several buffers, each filled again only when its copy has ended."""
+    """The fix: several buffers. Each is filled again only after its copy has ended."""
     ring = torch.empty(buffers, there.shape[1])
     events: list[threading.Event | None] = [None] * buffers
     waits = 0
@@ -88,7 +89,7 @@ def main() -> None:
     assert torch.equal(there[:, 0], torch.arange(6.0))
 
     ring(engine, there.fill_(-1), buffers=2, wait=False)
-    assert not torch.equal(there[:, 0], torch.arange(6.0))  # it is the waiting that helps
+    assert not torch.equal(there[:, 0], torch.arange(6.0))  # the ring needs the wait
     if not torch.accelerator.is_available():
         for attempt in (lambda: there.pin_memory(), lambda: torch.empty(4, pin_memory=True)):
             try:

@@ -1,8 +1,8 @@
-"""A CUDA graph in miniature: one step's operators recorded, then replayed on the same memory.
+"""A CUDA graph in small: record the operators of a step, and replay them on the same memory.
 
-Recording keeps each operator with the very tensors it used. A replay runs the list again: no
-Python of the model, no autograd, no allocation. What it cannot see is anything that was not an
-operator: a new input tensor, a Python number, an if.
+The recording stores each operator with the tensors that it used. A replay runs the list again,
+without the Python of the model, without autograd and without allocations. A replay does not see
+what was not an operator: a new input tensor, a Python number, or an `if`.
 """
 
 import torch
@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_flatten
 
 # --8<-- [start:graph]
 class Graph(TorchDispatchMode):
-    """Records operators within `with`, and runs them again on `replay()`."""
+    """Records the operators inside a `with` block, and runs them again in `replay()`."""
 
     def __init__(self) -> None:
         super().__init__()

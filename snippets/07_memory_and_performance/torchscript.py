@@ -1,7 +1,8 @@
-"""TorchScript as old `.pt` files hold it: script, trace, freeze, save, and what breaks.
+"""TorchScript, as in old `.pt` files: script, trace, freeze, save, and what it cannot do.
 
-A script keeps both ways of an `if`. A trace keeps the way that its example took, and a warning
-is all that says so. A frozen module has constants for parameters; a saved one needs no class.
+A script contains both branches of an `if`. A trace contains only the branch that its example
+took, and only a warning says so. The parameters of a frozen module are constants, and a saved
+module can be loaded without its class.
 """
 
 import warnings
@@ -15,7 +16,7 @@ warnings.filterwarnings("ignore", category=FutureWarning)  # from torch 2.14 on
 
 # --8<-- [start:gate]
 class Gate(nn.Module):
-    """One of two layers, by the sign of the input's sum."""
+    """Applies one of two layers, depending on the sign of the sum of the input."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""What "GPU utilisation 100%" does not say: three timelines with the same reading.
+"""What "GPU utilisation 100%" does not tell you: three timelines with the same utilisation.
 
-NVML's number is the share of the sampling period in which at least one kernel was running. How
-many of the multiprocessors it ran on, and what they did there, does not enter. Simulated.
+NVML reports the fraction of the sampling period in which at least one kernel was running. The
+number of SMs that the kernel used, and the work that they did, do not matter. Simulated.
 """
 
 from dataclasses import dataclass
@@ -13,13 +13,13 @@ SMS, PEAK = 132, 989e12  # an H100's multiprocessors, and bf16 FLOP/s by its dat
 class Kernel:
     start: float  # ms
     end: float
-    blocks: int  # as many multiprocessors as these keep busy
+    blocks: int  # each keeps one SM busy
     flops: float
 
 
 # --8<-- [start:readings]
 def utilisation(kernels: list[Kernel], begin: float, end: float) -> float:
-    """NVML's: the share of [begin, end] covered by at least one kernel."""
+    """As in NVML: the fraction of [begin, end] in which at least one kernel runs."""
     covered, until = 0.0, begin
     for kernel in sorted(kernels, key=lambda k: k.start):
         start, stop = max(kernel.start, until), min(kernel.end, end)
@@ -29,7 +29,7 @@ def utilisation(kernels: list[Kernel], begin: float, end: float) -> float:
 
 
 def sm_activity(kernels: list[Kernel], begin: float, end: float) -> float:
-    """The share of multiprocessor-time with a block on it (DCGM's SM activity)."""
+    """The fraction of the time of all SMs with a block on the SM (DCGM's SM activity)."""
     busy = sum((k.end - k.start) * min(k.blocks, SMS) for k in kernels)
     return busy / (end - begin) / SMS
 
@@ -42,7 +42,7 @@ def flops_share(kernels: list[Kernel], begin: float, end: float) -> float:
 
 
 def back_to_back(length: float, gap: float, blocks: int, rate: float) -> list[Kernel]:
-    """Kernels of `length` ms with `gap` ms between, over 1,000 ms; `rate` in FLOP/s."""
+    """Kernels of `length` ms with gaps of `gap` ms, over 1,000 ms. `rate` is in FLOP/s."""
     period, flops = length + gap, rate * length * 1e-3
     return [
         Kernel(i * period, i * period + length, blocks, flops)
@@ -51,7 +51,7 @@ def back_to_back(length: float, gap: float, blocks: int, rate: float) -> list[Ke
 
 
 def main() -> None:
-    spans = [(2, 5), (0, 3), (8, 12)]  # of [0, 10] the first 5 and the last 2
+    spans = [(2, 5), (0, 3), (8, 12)]  # of [0, 10]: from 0 to 5, and from 8 to 10
     assert utilisation([Kernel(*span, 1, 0.0) for span in spans], 0, 10) == 0.7
     timelines = {
         "one block in a loop": back_to_back(10, 0, 1, PEAK / SMS / 40),
@@ -63,6 +63,8 @@ def main() -> None:
     for name, kernels in timelines.items():
         shares = [f(kernels, 0, 1000) for f in (utilisation, sm_activity, flops_share)]
         print("{:24} {:12.0%} {:13.1%} {:15.3%}".format(name, *shares))
+        # on any SM at all <= averaged over SMs <= FLOPs, as nothing runs faster than the peak
+        assert shares[2] <= shares[1] + 1e-9 and shares[1] <= shares[0] + 1e-9
 
 
 if __name__ == "__main__":
