@@ -284,6 +284,7 @@ SECOND_EDITION = [
     "10_attention_in_parts.md",
     "08_quantization.md",
     "08_int8_layers.md",
+    "08_four_bits.md",
     "09_decode_step.md",
 ]
 
