@@ -226,7 +226,7 @@ def relative_error(x: torch.Tensor, exact: torch.Tensor) -> float:
 def draw(x: torch.Tensor, scales: torch.Tensor) -> None:
     plt.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "outliers", "font.size": 11}
     figure, axes = plt.subplots(1, 3, figsize=(7, 2.9), sharey=True)
-    panels = {"as made": x, "smoothed, α = 0.5": x @ scales, "rotated": x @ hadamard(64)}
+    panels = {"with outliers": x, "smoothed, α = 0.5": x @ scales, "rotated": x @ hadamard(64)}
     colours = ("#c2410c", "#0b6e99", "#15803d")
     for i, (title, values) in enumerate(panels.items()):
         ax, colour = axes[i], colours[i]

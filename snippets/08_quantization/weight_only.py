@@ -32,7 +32,7 @@ def unpack(packed: torch.Tensor) -> torch.Tensor:
 
 # --8<-- [start:Int8Linear]
 class Int8Linear(nn.Module):
-    """y = (x · qᵀ) · scale: one scale per output can wait until after the product."""
+    """y = (x · qᵀ) · scale: one scale per output is applied after the product."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class Int4Linear(nn.Module):
         scale = (
             grouped.abs().amax(-1, keepdim=True) / 7
         ).bfloat16()  # rounded before it is used
-        q = (grouped / scale).round().clamp(-8, 7) + 8  # 8 stands for zero
+        q = (grouped / scale).round().clamp(-8, 7) + 8  # 8 means zero
         self.register_buffer("packed", pack(q.flatten(1).to(torch.uint8)))
         self.register_buffer("scale", scale.squeeze(-1))  # [n, k/group]
         self.bias = linear.bias
