@@ -18,7 +18,7 @@ def quantize(weights: list[float]) -> tuple[list[int], float]:
     return [round(weight / scale) + 8 for weight in weights], scale
 
 
-def pack(codes: list[int]) -> bytes:
+def pack_codes(codes: list[int]) -> bytes:
     """Two codes in a byte: the even one in the low 4 bits, the odd one in the high 4 bits."""
     pairs = zip(codes[0::2], codes[1::2], strict=True)
     return bytes(even | odd << 4 for even, odd in pairs)
@@ -64,7 +64,7 @@ def arrow(y: float, words: str) -> list[str]:
 
 def draw() -> str:
     codes, scale = quantize(WEIGHTS)
-    packed = pack(codes)
+    packed = pack_codes(codes)
     side = LEFT + 8 * CELL + 14
     parts = [
         '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 720 352" '
@@ -100,7 +100,7 @@ def main() -> None:
     with open("packed_weights.svg", "w", encoding="utf-8") as file:
         file.write(draw())
     codes, scale = quantize(WEIGHTS)
-    packed = pack(codes)
+    packed = pack_codes(codes)
     back = rebuild(packed, scale)
     print(f"scale {scale:g}, codes {codes}, bytes {packed.hex(' ')}")
     # a byte in hexadecimal: its second digit is the even code, its first digit the odd code
