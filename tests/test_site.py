@@ -283,6 +283,8 @@ SECOND_EDITION = [
     "10_attention_in_practice.md",
     "10_attention_in_parts.md",
     "08_quantization.md",
+    "08_int8_layers.md",
+    "08_four_bits.md",
     "09_decode_step.md",
     "07_memory_and_performance.md",
     "07_out_of_memory.md",

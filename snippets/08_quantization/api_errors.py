@@ -1,4 +1,4 @@
-"""Errors of integer weights and of the old quantization API, and what fixes each."""
+"""Errors of integer weights and of the old quantization API, each with a fix."""
 
 import importlib
 import sys
@@ -15,7 +15,7 @@ except ImportError:
 
 # --8<-- [start:errors]
 def integer_parameters() -> None:
-    """Integers have no gradient: keep fp32 weights and round in forward."""
+    """Integers have no gradient, so they cannot be parameters with one."""
     nn.Parameter(torch.ones(2, 2, dtype=torch.int8))
 
 
@@ -24,11 +24,12 @@ def integer_parameters_fix() -> torch.Tensor:
     layer.register_buffer("weight", torch.ones(2, 2, dtype=torch.int8))
     layer.frozen = nn.Parameter(torch.ones(2, 2, dtype=torch.int8), requires_grad=False)
     assert list(layer.state_dict()) == ["frozen", "weight"]
+    assert [name for name, _ in layer.named_parameters()] == ["frozen"]  # no buffer
     return layer.weight
 
 
 def mixed() -> None:
-    """int8 weights meet a float input."""
+    """An int8 weight is multiplied by a float input."""
     torch.ones(2, 2) @ torch.ones(2, 2, dtype=torch.int8)
 
 
@@ -65,7 +66,7 @@ def no_stub_fix() -> torch.Tensor:
 
 
 def moved() -> None:
-    """Quantization of exported graphs (PT2E) lived here; it is torchao's now."""
+    """Quantization of exported graphs (PT2E) was here; it is in torchao now."""
     importlib.import_module("torch.ao.quantization.quantize_pt2e")
 
 
@@ -87,7 +88,7 @@ def main() -> None:
             print(f"{fail.__name__}: {type(error).__name__}: {words}")
         else:
             assert fail is moved, f"{fail.__name__} raised nothing"
-            print(f"{fail.__name__}: still there, as before torch 2.11")
+            print(f"{fail.__name__}: the import works, as before torch 2.11")
     for fix in (integer_parameters_fix, mixed_fix, no_stub_fix):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

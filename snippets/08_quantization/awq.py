@@ -1,8 +1,9 @@
-"""AWQ's idea: few input channels matter much, and scaling them up protects them.
+"""Shows AWQ's idea: a few input channels matter most, and a larger scale protects them.
 
-After Lin et al., AWQ (2023). The inputs have 1% of channels that are 30 times the others; the
-weights are even. First those columns are left as floats, chosen in three ways; then none is,
-and all are scaled by (mean |x|)^α before rounding and by its inverse after.
+After Lin et al., AWQ (2023). In the inputs, 1% of the channels are 30 times as large as the
+others, and all weights have the same distribution. First, 1% of the columns remain floats, and
+they are chosen in three ways. Then all columns are rounded: each column is multiplied by
+(mean |x|)^α before rounding and divided by it afterwards.
 """
 
 import torch
@@ -49,7 +50,7 @@ def main() -> None:
     assert left["largest weights"] > 0.9 * left["none"]
     size = w.square().sum(0)
     assert size[keep["largest weights"]].min() > size.quantile(0.99)
-    assert abs(x[:, keep["at random"]].std() - 1) < 0.02  # as loud as the 99%
+    assert abs(x[:, keep["at random"]].std() - 1) < 0.02  # as large as the other 99%
 
     # --8<-- [start:search]
     errors = {}
@@ -63,7 +64,7 @@ def main() -> None:
         print(f"all rounded, α = {tenths / 10:.1f}: error {errors[tenths]:6.1%}{mark}")
     assert errors[best] < 0.8 * errors[0] and 0 < best < 10
 
-    # one column scaled by s: Δ/s is its error, as long as it does not set the group's range
+    # one column times s: its error is divided by s, unless it becomes the group's largest
     column = salient[0]
     others = torch.arange(K) // GROUP == column // GROUP
     others[column] = False

@@ -1,7 +1,7 @@
-"""Weights in formats of 4 and 8 bits, integers and floats: bits per weight, and error.
+"""Compares formats of 4 and 8 bits for weights: bits per weight, and error.
 
-Scales are counted. MXFP4: E2M1 elements, a power of two for each 32. NVFP4: E2M1 elements, an
-E4M3 scale for each 16 and one fp32 factor for the tensor.
+The bits include the scales. MXFP4 has E2M1 elements and a power of two for each 32. NVFP4 has
+E2M1 elements, an E4M3 scale for each 16 and one fp32 factor for the tensor.
 """
 
 import math
@@ -11,7 +11,7 @@ import torch
 E2M1 = torch.tensor([-6, -4, -3, -2, -1.5, -1, -0.5, 0, 0.5, 1, 1.5, 2, 3, 4, 6])
 
 
-# --8<-- [start:formats]
+# --8<-- [start:levels]
 def largest(w: torch.Tensor) -> torch.Tensor:
     return w.abs().amax(-1, keepdim=True)
 
@@ -31,10 +31,14 @@ def fp8(w: torch.Tensor, group: int) -> torch.Tensor:
 
 
 def e2m1(w: torch.Tensor) -> torch.Tensor:
-    """Round to the nearest of the 15 values; beyond 6 means 6."""
+    """Round to the nearest of the 15 values; larger magnitudes become 6."""
     return E2M1[torch.bucketize(w, (E2M1[1:] + E2M1[:-1]) / 2)]
 
 
+# --8<-- [end:levels]
+
+
+# --8<-- [start:formats]
 def mxfp4(w: torch.Tensor) -> torch.Tensor:
     w = w.unflatten(1, (-1, 32))
     scale = torch.exp2(largest(w).log2().floor() - 2)  # 2 is the exponent of E2M1's largest
@@ -55,12 +59,12 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     n, k = 512, 1024
-    loud = torch.randn(n, k)
-    loud[:, 17] *= 20
+    column = torch.randn(n, k)
+    column[:, 17] *= 20
     tensors = {
         "Gaussian": torch.randn(n, k),
         "Student t, 4": torch.distributions.StudentT(4.0).sample((n, k)),
-        "one loud column": loud,
+        "an outlier column": column,
     }
     formats = {
         "int8, per channel": (8 + 16 / k, lambda w: integer(w, 8, k)),
@@ -78,8 +82,8 @@ def main() -> None:
             errors[name, kind] = ((function(w) - w).norm() / w.norm()).item()
         print(f"{name:18} {bits:7.3f}", *(f"{errors[name, kind]:16.2%}" for kind in tensors))
 
-    for back, top in ((integer(loud, 8, k), 127), (fp8(loud, k), 448)):
-        scale = largest(back) / top  # the largest of a row comes back as so many scales
+    for back, top in ((integer(column, 8, k), 127), (fp8(column, k), 448)):
+        scale = largest(back) / top  # the largest of a row is `top` scales
         assert torch.equal(scale, scale.bfloat16().float())  # 16 bits, as counted
 
     # within an octave E4M3 has eight even steps, 1/8 of its low end and 1/16 of its high end
@@ -88,13 +92,14 @@ def main() -> None:
     for kind in tensors:
         assert low < errors["E4M3, per channel", kind] < high
     assert errors["int8, per channel", "Gaussian"] < errors["E4M3, per channel", "Gaussian"] / 2
-    for kind in tensors:  # of those with at most 4.5 bits
+    for kind in tensors:  # among the formats with at most 4.5 bits
         rivals = [errors[name, kind] for name, (bits, _) in formats.items() if bits <= 4.5]
         assert min(rivals) == errors["NVFP4, 16", kind]
     assert errors["MXFP4, 32", "Gaussian"] < errors["int4, 128", "Gaussian"]
-    loud = "one loud column"
-    assert errors["E4M3, per channel", loud] < errors["int8, per channel", loud]
-    assert errors["int4, per channel", "one loud column"] > 2 * errors["int4, 32", "Gaussian"]
+    outlier = "an outlier column"
+    assert errors["E4M3, per channel", outlier] < errors["int8, per channel", outlier]
+    # a small block limits the damage of the outlier to its own block
+    assert errors["int4, per channel", outlier] > 4 * errors["int4, 32", outlier]
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""Folding BatchNorm into the layer before it: the same function, one layer less to quantize.
+"""Folds BatchNorm into the layer before it, which leaves one layer fewer to quantize.
 
-In evaluation BatchNorm is a multiplication and an addition per channel. The fold is exact; what
-it does to the spread of the weights decides between one scale and one per channel.
+In evaluation, BatchNorm is a multiplication and an addition per channel. The fold is exact. It
+makes the channels of the weight differ in size, so one scale for all channels is inaccurate
+afterwards, and one scale per channel is not.
 """
 
 import copy
@@ -29,7 +30,7 @@ def error(weight: torch.Tensor, per_channel: bool) -> float:
     dims = (1, 2, 3) if per_channel else (0, 1, 2, 3)
     step = weight.abs().amax(dims, keepdim=True) / 127
     q = (weight / step).round()
-    assert (q.abs().amax(dims) == 127).all()  # all fit into int8, and nothing is left over
+    assert (q.abs().amax(dims) == 127).all()  # all fit into int8, and the range is used
     back = q * step
     return (
         ((back - weight).flatten(1).norm(dim=1) / weight.flatten(1).norm(dim=1)).mean().item()
@@ -42,7 +43,7 @@ def main() -> None:
     torch.manual_seed(0)
     convolution = nn.Conv2d(16, 64, 3, padding=1).double()
     norm = nn.BatchNorm2d(64).double()
-    norm.weight.copy_(torch.randn(64).mul(0.7).exp())  # what training would have left
+    norm.weight.copy_(torch.randn(64).mul(0.7).exp())  # as if they had been trained
     norm.bias.normal_()
     norm.running_mean.normal_()
     norm.running_var.copy_(torch.randn(64).mul(1.4).exp())

@@ -1,8 +1,9 @@
-"""Weights rounded with calibration text in hand: GPTQ and AWQ on a trained model, 4 to 2 bits.
+"""Quantizes a trained model to 4, 3 and 2 bits with GPTQ and AWQ, which use calibration text.
 
-Layer by layer from the input on, so that each layer is fitted to what the quantized layers
-before it really put out. Groups of 32 inputs share a scale. The last lines ask how much text it
-takes, which text, and what AWQ does where channels are loud. Draws calibrated.svg.
+The program starts at the input and quantizes one layer after the other, so each layer is fitted
+to the outputs of the quantized layers before it. Groups of 32 inputs share a scale. It also
+tests how much text GPTQ needs and which text, and how the methods handle outlier channels.
+Draws calibrated.svg.
 """
 
 import copy
@@ -110,7 +111,7 @@ def nearest(w: torch.Tensor, x: torch.Tensor, bits: int, group: int) -> torch.Te
 
 
 def gptq(w: torch.Tensor, x: torch.Tensor, bits: int, group: int) -> torch.Tensor:
-    """Give each column's error to those behind it; a group's scale is set when reached."""
+    """Compensate each column's error in later columns; a group's scale is set when reached."""
     x, w, top = x.double(), w.double(), 2 ** (bits - 1) - 0.5
     h = x.T @ x
     h += 0.01 * h.diagonal().mean() * torch.eye(len(h))
@@ -125,7 +126,7 @@ def gptq(w: torch.Tensor, x: torch.Tensor, bits: int, group: int) -> torch.Tenso
 
 
 def awq(w: torch.Tensor, x: torch.Tensor, bits: int, group: int) -> torch.Tensor:
-    """Scale columns up by (mean |x|)^α before rounding, down after; the best of 6 α."""
+    """Multiply columns by (mean |x|)^α, round, and divide again; use the best of six α."""
     best, least, h = w, math.inf, x.T @ x
     for alpha in torch.linspace(0, 1, 6):
         scale = x.abs().mean(0).clamp(min=1e-4) ** alpha
@@ -148,7 +149,7 @@ def layer_by_layer(
 ) -> CharModel:
     """Quantize each linear layer of the blocks with its own inputs over `ids`."""
     model = copy.deepcopy(model)
-    x = model.token(ids) + model.position.weight[: ids.shape[1]]  # what enters the first block
+    x = model.token(ids) + model.position.weight[: ids.shape[1]]  # the input of the first block
     for block in model.blocks:
         for name in LAYERS:
             linear, seen = getattr(block, name), []
@@ -157,7 +158,7 @@ def layer_by_layer(
             hook.remove()
             rows = seen[0].flatten(0, 1)  # [tokens, k]
             linear.weight.copy_(method(linear.weight, rows, bits, group))
-        x = block(x)  # what the quantized block gives to the next
+        x = block(x)  # the output of the quantized block
     return model
 
 
@@ -186,7 +187,7 @@ def main() -> None:
     torch.manual_seed(0)
     model = CharModel(len(alphabet))
     train(model, text)
-    parts = held_out.chunk(8)  # as many windows in each; small batches stay in the cache
+    parts = held_out.chunk(8)  # small batches stay in the cache
 
     def evaluate(model: CharModel) -> float:
         return sum(bits_per_character(model, part) for part in parts) / len(parts)
@@ -195,10 +196,11 @@ def main() -> None:
     starts = torch.randint(len(text) - 64, (32, 1))
     calibration = text[starts + torch.arange(64)]
 
-    measured = held_out.unfold(0, 64, 1)  # and no window of it is calibrated on
+    measured = held_out.unfold(0, 64, 1)  # no calibration window is in this text
     assert not any((measured == window).all(1).any() for window in calibration)
 
-    shown, given = [], []  # layers are shown what they get in the end, all before them rounded
+    # each layer is fitted to exactly those inputs that it gets in the quantized model
+    shown, given = [], []
     rounded = layer_by_layer(
         model, lambda w, x, *how: shown.append(x) or nearest(w, x, *how), calibration, 2
     )
@@ -222,8 +224,10 @@ def main() -> None:
     draw(found, exact)
     for bits in (4, 3, 2):
         lost = found["to nearest", bits] - exact
-        assert found["GPTQ", bits] - exact < 0.75 * lost  # much of it comes back
-        assert abs(found["AWQ", bits] - exact - lost) < 0.3 * lost  # hardly any of it
+        assert found["GPTQ", bits] - exact < 0.75 * lost  # GPTQ avoids much of the loss
+        assert (
+            abs(found["AWQ", bits] - exact - lost) < 0.3 * lost
+        )  # AWQ avoids almost none of it
 
     print("GPTQ at 2 bits, calibrated on")
     unrelated = torch.randint(len(alphabet), calibration.shape)
@@ -240,21 +244,21 @@ def main() -> None:
     assert found["512 characters"] < found["to nearest", 2] < found["64 characters"]
     assert found["2,048 drawn at random"] < found["to nearest", 2] - 0.05
 
-    loud = copy.deepcopy(model)  # the same function, with two loud channels behind each norm
+    outliers = copy.deepcopy(model)  # the same function, with two outlier channels per norm
     with torch.no_grad():
-        for block in loud.blocks:
+        for block in outliers.blocks:
             for norm, linear in ((block.norm1, block.qkv), (block.norm2, block.up)):
                 norm.weight[[3, 40]] *= 16
                 norm.bias[[3, 40]] *= 16
                 linear.weight[:, [3, 40]] /= 16
-        assert torch.equal(loud(calibration), model(calibration))
-    print("two channels made 16 times as loud, their weights 16 times as small, 4 bits")
+        assert torch.equal(outliers(calibration), model(calibration))
+    print("two channels 16 times as large, their weights 16 times as small, 4 bits")
     for name, method in methods.items():
-        found[name, "loud"] = loss(loud, method, calibration, 4)
-        print(f"  {name:12} ≈{found[name, 'loud']:.3f}")
-    lost = found["to nearest", "loud"] - exact
-    assert found["AWQ", "loud"] - exact < 0.25 * lost < found["GPTQ", "loud"] - exact
-    assert found["GPTQ", "loud"] - exact < 0.8 * lost
+        found[name, "outliers"] = loss(outliers, method, calibration, 4)
+        print(f"  {name:12} ≈{found[name, 'outliers']:.3f}")
+    lost = found["to nearest", "outliers"] - exact
+    assert found["AWQ", "outliers"] - exact < 0.25 * lost < found["GPTQ", "outliers"] - exact
+    assert found["GPTQ", "outliers"] - exact < 0.8 * lost
 
 
 if __name__ == "__main__":

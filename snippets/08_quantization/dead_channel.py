@@ -1,4 +1,4 @@
-"""GPTQ meets an input that is always zero, or too little text: the Hessian has no inverse."""
+"""Failure: an input is always zero, or there is too little text, so H has no inverse."""
 
 import sys
 
@@ -15,7 +15,7 @@ def factor(h: torch.Tensor) -> torch.Tensor:
 def prepared(
     h: torch.Tensor, w: torch.Tensor, damping=0.01
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """An input that never fires needs no weight; a small diagonal makes the rest invertible."""
+    """Give dead inputs a weight of 0, and add to the diagonal, so that H has an inverse."""
     h, w = h.clone(), w.clone()
     dead = h.diagonal() == 0
     h[dead, dead] = 1
@@ -43,12 +43,14 @@ def main() -> None:
         fixed, kept = prepared(h, w)
         upper = factor(fixed)
         torch.testing.assert_close(upper.T @ upper @ fixed, torch.eye(K), atol=1e-3, rtol=0)
-        torch.testing.assert_close(x @ kept.T, x @ w.T)  # a dead input's weight is not missed
+        torch.testing.assert_close(x @ kept.T, x @ w.T)  # a dead input needs no weight
         added = (fixed - h).diagonal()[h.diagonal() > 0] / h.diagonal().mean()
-        assert added.min() > 0.005 and added.max() < 0.02  # some 1%, whatever the inputs' size
+        assert (
+            added.min() > 0.005 and added.max() < 0.02
+        )  # about 1%, independent of the size of the inputs
         assert kept.eq(0).any() == (name == "a dead channel")
     factor(prepared(dead.T @ dead, w, damping=0)[0])  # a dead input needs no damping
-    print("with dead inputs set apart and 1% on the diagonal, both have a factor")
+    print("with the fix for dead inputs and 1% on the diagonal, both have a factor")
     try:
         factor(dead.T @ dead)
         sys.exit("this was expected to fail")

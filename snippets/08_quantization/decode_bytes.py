@@ -1,8 +1,8 @@
-"""Why decoding waits for weights: bytes per token, and the batch where arithmetic takes over.
+"""Computes how long a decoding step waits for weights, and from which batch on it computes.
 
-A decoder that writes one token for each of b sequences reads every weight once and does 2b
-operations with it. The first two tables are divisions by an H100's datasheet; the last one
-measures a product on this machine with 1 to 64 rows. Draws decode_bytes.svg.
+A decoder that writes one token for each of b sequences reads every weight once and performs 2b
+operations with it. The program divides these bytes and operations by the rates in an H100's
+datasheet. Then it measures a product on this machine with 1 to 64 rows. Draws decode_bytes.svg.
 """
 
 import statistics
@@ -25,8 +25,8 @@ FORMATS = {"bf16": 16, "int8 per channel": 8, "int4, groups of 128": 4 + 16 / 12
 def seconds_per_step(bits: float, parameters: float, cache: float, batch: int) -> float:
     """The least time for `batch` tokens: bytes at full bandwidth, or products at full speed.
 
-    `cache` is the KV cache of one sequence in bytes. Weights are read once for the whole batch,
-    each sequence's cache for that sequence alone; products are done in bf16.
+    `cache` is the KV cache of one sequence in bytes. Weights are read once for the whole batch.
+    Each sequence also needs its own cache. The products are computed in bf16.
     """
     reading = (parameters * bits / 8 + batch * cache) / BANDWIDTH
     computing = 2 * parameters * batch / PEAK
@@ -34,12 +34,12 @@ def seconds_per_step(bits: float, parameters: float, cache: float, batch: int) -
 
 
 def batch_of_balance(bits: float) -> float:
-    """Where 2·Ψ·b / PEAK equals Ψ·bits/8 / BANDWIDTH, the cache left out."""
+    """The b at which 2·Ψ·b / PEAK equals Ψ·bits/8 / BANDWIDTH, without a cache."""
     return bits / 8 / 2 * PEAK / BANDWIDTH
 
 
 def context_of_balance(parameters: float, cache_per_token: float) -> float:
-    """From here on a sequence's cache takes longer to read than its products take to do."""
+    """The tokens from which on reading a cache takes longer than the products of a sequence."""
     return 2 * parameters * BANDWIDTH / PEAK / cache_per_token
 
 
@@ -48,7 +48,7 @@ def context_of_balance(parameters: float, cache_per_token: float) -> float:
 
 def measure(batches: list[int]) -> tuple[int, dict[int, float]]:
     """Return bytes of the weight, median seconds of [b, 4096] × [4096, 4096] in fp32."""
-    weight = torch.randn(4096, 4096)  # 64 MiB: more than most caches hold
+    weight = torch.randn(4096, 4096)  # 64 MiB: more than most caches contain
     seconds = {}
     for batch in batches:
         x = torch.randn(batch, 4096)
@@ -130,9 +130,11 @@ def main() -> None:
     size, seconds = measure([1, 4, 16, 64])
     assert size == 4 * 4096**2  # fp32
     print("here, a 4096 × 4096 product in fp32")
-    for batch, took in seconds.items():
-        print(f"  b = {batch:2}: ≈{took * 1e3:.1f} ms, ≈{took / batch * 1e3:.2f} ms a row, "
-              f"≈{size / took / 1e9:.1f} GB/s of weights")  # fmt: skip
+    for batch, time_of in seconds.items():
+        milliseconds = time_of * 1e3
+        print(f"  b = {batch:2}: ≈{milliseconds:.1f} ms, ≈{milliseconds / batch:.2f} ms a row, "
+              f"≈{size / time_of / 1e9:.1f} GB/s of weights")  # fmt: skip
+    assert seconds[64] < 32 * seconds[1]  # the weight is read once for all rows
 
 
 if __name__ == "__main__":

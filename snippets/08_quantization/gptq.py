@@ -1,9 +1,10 @@
-"""GPTQ from scratch: round a column, and let the columns that are still floats make up for it.
+"""GPTQ from scratch: round a column, and compensate its error in the columns not yet rounded.
 
-After Frantar et al., GPTQ (2022). What counts is the error of the layer's output, |Xwᵀ - Xŵᵀ|²,
-whose Hessian for each row of weights is 2XᵀX. `slow` is the plain rule with an inverse for each
-column; `gptq` takes all of them from one Cholesky factorization and gives the same weights.
-Both errors are predicted from Δ²/12: one by the diagonal of XᵀX, the other by that factor's.
+After Frantar et al., GPTQ (2022). The goal is a small error of the layer's output,
+|Xwᵀ - Xŵᵀ|², whose Hessian for each row of weights is 2XᵀX. `slow` is the plain rule with an
+inverse for each column. `gptq` uses one Cholesky factorization and gives the same weights. The
+program predicts both errors from Δ²/12: the error of rounding to nearest from the diagonal of
+XᵀX, and the error of GPTQ from the diagonal of the Cholesky factor.
 """
 
 import time
@@ -20,7 +21,7 @@ def grid(w: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def to_grid(w: torch.Tensor, scale: torch.Tensor, bits: int) -> torch.Tensor:
-    """Round to the nearest of 2^bits levels around zero, none of them zero itself."""
+    """Round to the nearest of 2^bits levels around zero; zero is not a level."""
     top = 2 ** (bits - 1) - 0.5
     return ((w / scale - 0.5).round() + 0.5).clamp(-top, top) * scale
 
@@ -30,7 +31,7 @@ def to_grid(w: torch.Tensor, scale: torch.Tensor, bits: int) -> torch.Tensor:
 
 # --8<-- [start:slow]
 def slow(w: torch.Tensor, h: torch.Tensor, bits: int) -> torch.Tensor:
-    """Round column 0, move the others to where they undo most of it, drop column 0, repeat."""
+    """Round column 0, move the others to compensate its error, drop column 0, and repeat."""
     w, scale, done = w.clone(), grid(w, bits), []
     for _ in range(w.shape[1]):
         inverse = torch.linalg.inv(h)
@@ -62,7 +63,7 @@ def gptq(w: torch.Tensor, h: torch.Tensor, bits: int, block=64) -> torch.Tensor:
             steps.append((w[:, i : i + 1] - q) / upper[i, i])
             w[:, i + 1 : stop] -= steps[-1] * upper[i, i + 1 : stop]
             w[:, i : i + 1] = q
-        # the columns behind the block wait for it and take all its steps in one product
+        # the columns after the block receive all its changes in one product
         w[:, stop:] -= torch.cat(steps, 1) @ upper[start:stop, stop:]
     return w
 
@@ -95,14 +96,14 @@ def main() -> None:
             for_nearest = (noise * h.diagonal().sum()).sqrt() / size
             for_gptq = (noise * upper.diagonal().pow(-2).sum()).sqrt() / size
             # --8<-- [end:predicted]
-            grown = (w - ours).norm() / (w - nearest).norm()
+            farther = (w - ours).norm() / (w - nearest).norm()
             print(f"{name:12}{bits:3} bits{a:15.1%}{for_nearest:8.1%}{b:10.1%}{for_gptq:7.1%}"
-                  f"{a / b:8.2f}   × {grown:.2f}")  # fmt: skip
+                  f"{a / b:8.2f}   × {farther:.2f}")  # fmt: skip
             assert abs(a / for_nearest - 1) < 0.03 and abs(b / for_gptq - 1) < 0.03
             if name == "orthogonal":
-                torch.testing.assert_close(nearest, ours)  # nothing to be made up for
+                torch.testing.assert_close(nearest, ours)  # there is no error to compensate
             else:
-                assert b < 0.5 * a and grown > 1.3
+                assert b < 0.5 * a and farther > 1.3
 
     start = time.perf_counter()
     one = slow(w, h, 3)

@@ -1,4 +1,4 @@
-"""A layer whose inputs are no multiple of the group: the error, and zeros that fix it."""
+"""Failure: the group does not divide the inputs of a layer. Padding with zeros fixes it."""
 
 import sys
 
@@ -25,12 +25,12 @@ def main() -> None:
 
     # --8<-- [start:fix]
     def pad(t: torch.Tensor) -> torch.Tensor:
-        return F.pad(t, (0, -t.shape[1] % GROUP))  # 28 of them
+        return F.pad(t, (0, -t.shape[1] % GROUP))  # 28 zeros
 
-    padded = quantize(pad(w))  # zeros change no group's largest magnitude
+    padded = quantize(pad(w))  # zeros do not change any largest magnitude
     y = F.linear(pad(x), padded)
     # --8<-- [end:fix]
-    assert padded[:, K:].eq(0).all() and torch.equal(pad(padded), padded)  # 128 are enough
+    assert padded[:, K:].eq(0).all() and torch.equal(pad(padded), padded)  # 128 need no padding
     torch.testing.assert_close(y, F.linear(x, padded[:, :K]))
     error = ((y - F.linear(x, w)).norm() / F.linear(x, w).norm()).item()
     wide = padded.shape[1]

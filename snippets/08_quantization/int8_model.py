@@ -1,7 +1,8 @@
-"""A trained model with int8 products: dynamic and static activations, from scratch.
+"""A trained model with int8 products, with dynamic and with static ranges, from scratch.
 
-Every Linear keeps int8 weights, one scale per output channel, and multiplies integers. Dynamic
-layers find the range of their input at each call, static ones were told it beforehand.
+Every linear layer stores int8 weights with one scale per output and multiplies integers. A
+dynamic layer finds the range of its input at each call. A static layer has a fixed range, which
+was found in a calibration run.
 """
 
 import copy
@@ -103,15 +104,15 @@ def int_mm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return torch._int_mm(a, b) if INT_MM_IS_EXACT else a.int() @ b.int()
 
 
-# no step is smaller: a row of zeros must not divide by 0
+# the smallest step: without it, a row of zeros would divide by 0
 SMALLEST = torch.finfo(torch.float32).eps
 
 
 # --8<-- [start:Int8Linear]
 class Int8Linear(nn.Module):
-    """A Linear in int8; `grain`: what shares a range, a "token" or "tensor", or the range."""
+    """A linear layer in int8. `input_range` is "token" or "tensor" (dynamic), or two bounds."""
 
-    def __init__(self, layer: nn.Linear, grain: str | tuple[float, float]) -> None:
+    def __init__(self, layer: nn.Linear, input_range: str | tuple[float, float]) -> None:
         super().__init__()
         largest = layer.weight.detach().abs().amax(1, keepdim=True)
         step = (largest / 127).clamp(min=SMALLEST)  # [out, 1]
@@ -120,13 +121,15 @@ class Int8Linear(nn.Module):
         self.register_buffer("step", step.T)  # [1, out]
         self.register_buffer("bias", layer.bias.detach())
         self.register_buffer("columns", weight.sum(1, dtype=torch.int32))  # for the zero point
-        self.grain = grain
+        self.input_range = input_range
 
+    # --8<-- [end:Int8Linear]
+    # --8<-- [start:forward]
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         shape, x = x.shape, x.reshape(-1, x.shape[-1])  # [tokens, in]
-        if isinstance(self.grain, tuple):
-            low, high = (torch.full((1, 1), bound) for bound in self.grain)
-        elif self.grain == "tensor":
+        if isinstance(self.input_range, tuple):
+            low, high = (torch.full((1, 1), bound) for bound in self.input_range)
+        elif self.input_range == "tensor":
             low, high = x.min().view(1, 1), x.max().view(1, 1)
         else:
             low, high = x.amin(1, keepdim=True), x.amax(1, keepdim=True)
@@ -137,33 +140,36 @@ class Int8Linear(nn.Module):
         sums = int_mm(q, self.weight) - zero.int() * self.columns  # int32
         return (sums * step * self.step + self.bias).view(*shape[:-1], -1)
 
+    # --8<-- [end:forward]
 
-def convert(model: nn.Module, grain) -> nn.Module:
-    """Return a copy with every Linear replaced; `grain` may be a range for each, by name."""
+
+# --8<-- [start:convert]
+def convert(model: nn.Module, ranges: str | dict[str, tuple[float, float]]) -> nn.Module:
+    """Return a copy with int8 layers; `ranges` is "token", "tensor", or bounds by name."""
     model = copy.deepcopy(model)
     for name, layer in list(model.named_modules()):
         if isinstance(layer, nn.Linear):
-            how = grain[name] if isinstance(grain, dict) else grain
-            model.set_submodule(name, Int8Linear(layer, how))
+            input_range = ranges[name] if isinstance(ranges, dict) else ranges
+            model.set_submodule(name, Int8Linear(layer, input_range))
     return model
 
 
-# --8<-- [end:Int8Linear]
+# --8<-- [end:convert]
 
 
 # --8<-- [start:calibrate]
 @torch.no_grad()
 def calibrate(model: nn.Module, windows: torch.Tensor) -> dict[str, tuple[float, float]]:
-    """Return the smallest and largest input of each Linear over some windows [b, s]."""
+    """Return the smallest and largest input of each linear layer over windows [b, s]."""
     ranges: dict[str, tuple[float, float]] = {}
     hooks = []
     for name, layer in model.named_modules():
         if isinstance(layer, nn.Linear):
 
-            def look(_, inputs: tuple[torch.Tensor], name=name) -> None:
+            def record(_, inputs: tuple[torch.Tensor], name=name) -> None:
                 ranges[name] = inputs[0].min().item(), inputs[0].max().item()
 
-            hooks.append(layer.register_forward_pre_hook(look))
+            hooks.append(layer.register_forward_pre_hook(record))
     model(windows)
     for hook in hooks:
         hook.remove()
@@ -179,14 +185,14 @@ def bytes_of(model: nn.Module) -> int:
 
 @torch.no_grad()
 def check(layer: nn.Linear, x: torch.Tensor) -> None:
-    """The integer layer computes what float64 computes from rounded weights and inputs."""
+    """The integer layer must equal a float64 product of rounded weights and inputs."""
     tokens = {"low": x.amin(1, keepdim=True), "high": x.amax(1, keepdim=True)}
-    for grain, (low, high) in {
+    for input_range, (low, high) in {
         "token": (tokens["low"], tokens["high"]),
         "tensor": (x.min(), x.max()),
-        (-1.5, 2.5): (torch.tensor(-1.5), torch.tensor(2.5)),  # static, and it clamps
+        (-1.5, 2.5): (torch.tensor(-1.5), torch.tensor(2.5)),  # static: it clamps some
     }.items():
-        ours = Int8Linear(layer, grain)
+        ours = Int8Linear(layer, input_range)
         step = ((high.clamp(min=0) - low.clamp(max=0)) / 255).clamp(min=SMALLEST)
         zero = (-low.clamp(max=0) / step).round() - 128
         rounded = (((x / step).round() + zero).clamp(-128, 127) - zero).double() * step.double()
@@ -196,7 +202,7 @@ def check(layer: nn.Linear, x: torch.Tensor) -> None:
         torch.testing.assert_close(ours(x).double(), expected, rtol=1e-5, atol=1e-5)
         exact = layer(x).double()
         error = (expected - exact).norm() / exact.norm()
-        assert error < (0.02 if isinstance(grain, str) else 0.5)
+        assert error < (0.02 if isinstance(input_range, str) else 0.5)
 
 
 def main() -> None:
@@ -211,7 +217,7 @@ def main() -> None:
     print("the integer layer equals float64 on the rounded numbers")
 
     before = bits_per_character(model, held_out)
-    windows = text[: 32 * 64].view(32, 64)  # of the text trained on, not of the text measured
+    windows = text[: 32 * 64].view(32, 64)  # from the training text, not from the test text
     print("                                bytes   bits per character   added")
     print(f"{'fp32':26}{bytes_of(model):11,}   ≈{before:.3f}")
     rows: dict[str, object] = {
@@ -222,8 +228,8 @@ def main() -> None:
     }
     many, one = rows["int8, static, 32 windows"], rows["int8, static, 1 window"]
     assert all(many[key][0] < one[key][0] and one[key][1] < many[key][1] for key in one)
-    for name, grain in rows.items():
-        converted = convert(model, grain)
+    for name, ranges in rows.items():
+        converted = convert(model, ranges)
         after = bits_per_character(converted, held_out)
         cells = f"≈{after:.3f}             ≈{after - before:+.3f}"
         print(f"{name:26}{bytes_of(converted):11,}   {cells}")

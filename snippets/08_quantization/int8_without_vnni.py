@@ -36,10 +36,12 @@ def main() -> None:
         exact = (x.double() @ weight.double()).int()
         assert torch.equal(torch._int_mm(x, weight), exact)
         x32, weight32 = x.float(), weight.float()
+        assert torch.equal(x32 @ weight32, exact.float())  # the same product in both types
         full = fastest_ms(lambda x=x32, w=weight32: x @ w)
         loop = fastest_ms(lambda x=x: torch._int_mm(x, weight))
         times = f"fp32 ≈{full:.2f} ms, int8 in a plain loop ≈{loop:.1f} ms"
         print(f"{tokens:2} tokens: {times}")
+        assert loop > 3 * full, (loop, full)
         print(f"           the loop is ≈{loop / full:.0f} times as slow; its sums are exact")
 
 

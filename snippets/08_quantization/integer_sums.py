@@ -1,7 +1,7 @@
-"""Failures: sums of int8 products in too few bits. They wrap around, silently.
+"""Failures: sums of int8 products in too few bits wrap around, without an error.
 
-`@` on int8 tensors keeps int8 for the sums. int32 wraps as well, in the worst case from
-133,145 products on.
+`@` on int8 tensors also adds in int8. int32 wraps around too: in the worst case from 133,145
+products on.
 """
 
 import torch
@@ -43,12 +43,12 @@ def main() -> None:
 
     # --8<-- [start:sum]
     numbers = torch.full((1000,), 100, dtype=torch.int8)
-    total = numbers.sum()  # sum() widens to int64 on its own account, @ does not
-    kept = numbers.sum(dtype=torch.int8)
+    total = numbers.sum()  # sum() widens to int64 by default, @ does not
+    narrow = numbers.sum(dtype=torch.int8)
     # --8<-- [end:sum]
-    print(f"sum of 1,000 times 100: {total.item():,}; with dtype=int8: {kept.item()}")
+    print(f"sum of 1,000 times 100: {total.item():,}; with dtype=int8: {narrow.item()}")
     assert total.dtype == torch.int64 and total.item() == 100_000
-    assert kept.item() == (100_000 + 128) % 256 - 128
+    assert narrow.item() == (100_000 + 128) % 256 - 128
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""NF4 from normal quantiles: its 16 levels derived, and its error beside that of other levels.
+"""Derives the 16 levels of NF4 from normal quantiles and compares its error with other levels.
 
-After Dettmers et al., QLoRA (2023): levels at even steps of a Gaussian's probability, scaled to
-[-1, 1], with an exact zero; a block's largest magnitude is its scale. Then the scales are
-quantized as well. Draws nf4.svg.
+After Dettmers et al., QLoRA (2023): the levels are at equal steps of a Gaussian's probability,
+scaled to [-1, 1], and one level is exactly zero. The scale of a block is its largest magnitude.
+Then the program quantizes the scales as well. Draws nf4.svg.
 """
 
 import math
@@ -21,14 +21,15 @@ PUBLISHED = """
 
 # --8<-- [start:levels]
 def quantile(p: torch.Tensor) -> torch.Tensor:
-    """Return where the normal distribution function reaches p."""
+    """Return the x at which the normal distribution function is p."""
     return math.sqrt(2) * torch.erfinv(2 * p - 1)
 
 
 def nf4_levels() -> torch.Tensor:
-    """Eight levels above zero, zero, seven below, each side at even steps of probability.
+    """Eight levels above zero, zero, and seven below, at equal steps of probability per side.
 
-    The outermost is the mean of the middles of the last of 15 and the last of 16 equal shares.
+    The outermost probability is the mean of 1 - 1/30 and 1 - 1/32. These are the middles of the
+    outermost of 15 and of 16 equal shares.
     """
     last = (1 - 1 / 30 + 1 - 1 / 32) / 2
     above = quantile(torch.linspace(last, 0.5, 9, dtype=torch.float64)[:-1])
@@ -53,7 +54,7 @@ def relative_error(w: torch.Tensor, levels: torch.Tensor) -> float:
 
 
 def best_levels(w: torch.Tensor) -> torch.Tensor:
-    """Lloyd's algorithm: each level moves to the mean of what it stands for, and again."""
+    """Lloyd's algorithm: each level moves to the mean of its numbers, forty times."""
     largest = w.abs().amax(1, keepdim=True)
     x, weight = (w / largest).flatten(), largest.square().expand_as(w).flatten()
     levels = torch.linspace(-1, 1, 16, dtype=w.dtype)
@@ -68,7 +69,7 @@ def best_levels(w: torch.Tensor) -> torch.Tensor:
 
 
 def double_quantize(scales: torch.Tensor) -> torch.Tensor:
-    """Scales [n] less their mean, in fp8 with one fp32 factor for each 256, and back."""
+    """Round scales [n] to fp8, minus their mean, with one fp32 factor for each 256."""
     mean = scales.mean()
     blocks = (scales - mean).view(-1, 256)
     factor = blocks.abs().amax(1, keepdim=True) / torch.finfo(torch.float8_e4m3fn).max
@@ -112,7 +113,9 @@ def main() -> None:
     e2m1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.float64) / 6
     e2m1 = torch.cat([-e2m1.flip(0), e2m1[1:]])
     evenly = torch.arange(2**10, dtype=torch.float64).view(16, 64) % 16 / 7.5 - 1
-    torch.testing.assert_close(best_levels(evenly), even)  # which are then the best
+    torch.testing.assert_close(
+        best_levels(evenly), even
+    )  # the best levels for evenly spaced numbers
     torch.manual_seed(0)
     print("relative error of Gaussian weights  int4, ±7  even 16     E2M1      NF4  Lloyd's 16")
     for block in (32, 64, 256, 1024):
@@ -139,7 +142,7 @@ def main() -> None:
     plain, double = 4 + 32 / 64, 4 + 8 / 64 + 32 / (64 * 256)
     # --8<-- [end:double]
     signs = torch.tensor([1.0, -1.0], dtype=torch.float64).repeat(128)
-    both = torch.cat([signs, 1e-6 * signs])  # 256 large and 256 small ones keep their sizes
+    both = torch.cat([signs, 1e-6 * signs])  # 256 large and 256 small scales are both exact
     torch.testing.assert_close(double_quantize(both), both)
     error = relative_error(w, nf4)
     back = nf4[codes(w, nf4)] * rough[:, None]

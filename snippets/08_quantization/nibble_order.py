@@ -1,4 +1,4 @@
-"""Packed by one convention, unpacked by the other: every pair of columns changes places."""
+"""Failure: nibbles are unpacked in the wrong order, which swaps every pair of columns."""
 
 import torch
 
@@ -33,11 +33,14 @@ def main() -> None:
         print(f"{name:10}: the same shape and histogram, error of the product {error:.2f}")
     even = torch.full_like(q, 9)
     assert torch.equal(unpack_high_first(pack(even)), even)
-    print("a test with one constant sees nothing: it passes in both orders")
+    print("a test with a constant weight passes in both orders")
     count = torch.arange(16, dtype=torch.uint8).view(1, -1)
     assert torch.equal(unpack_low_first(pack(count)), count)
     assert not torch.equal(unpack_high_first(pack(count)), count)
-    print("0 to 15 in a row tell them apart:", unpack_high_first(pack(count))[0, :6].tolist())
+    print(
+        "a test with 0 to 15 fails in the wrong order:",
+        unpack_high_first(pack(count))[0, :6].tolist(),
+    )
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
-"""Outliers in activations: what they do to int8, and three ways to fix it.
+"""Shows what outliers in activations do to int8, and three methods that fix it.
 
-Large language models have a few channels whose activations are many times the others. A small
-model has none, so they are made: a norm's channel is scaled up and the next weight's column
-down, by a power of two. The function stays the same to the last bit. Then int8 fails, and
-LLM.int8 (Dettmers et al., 2022), SmoothQuant (Xiao et al., 2022) and a rotation (as in QuaRot,
-Ashkboos et al., 2024) each bring the loss back. Draws outliers.svg.
+Large language models have a few outlier channels, whose activations are many times as large as
+the others. A small model has none, so the program makes them: it multiplies a channel of a norm
+by a power of two and divides the weights that read this channel by the same number. The model
+computes the same function, bit for bit. Then int8 fails, and LLM.int8 (Dettmers et al., 2022),
+SmoothQuant (Xiao et al., 2022) and a rotation (as in QuaRot, Ashkboos et al., 2024) restore
+most of the loss. Draws outliers.svg.
 """
 
 import copy
@@ -105,7 +106,7 @@ def bits_per_character(model: nn.Module, ids: torch.Tensor, context=64) -> float
 # --8<-- [start:make]
 @torch.no_grad()
 def make_outliers(model: CharModel, channels: list[int], factor: float) -> CharModel:
-    """Scale channels of what each norm puts out up, and the weights that read them down."""
+    """Multiply channels of each norm's output, and divide the weights that read them."""
     model = copy.deepcopy(model)
     for block in model.blocks:
         for norm, linear in ((block.norm1, block.qkv), (block.norm2, block.up)):
@@ -118,7 +119,7 @@ def make_outliers(model: CharModel, channels: list[int], factor: float) -> CharM
 # --8<-- [end:make]
 
 
-# --8<-- [start:fixes]
+# --8<-- [start:W8A8]
 def int8(x: torch.Tensor, dim: int | None) -> torch.Tensor:
     """Round to 255 levels and back: one scale for the tensor (None) or one along `dim`."""
     largest = x.abs().amax() if dim is None else x.abs().amax(dim, keepdim=True)
@@ -137,21 +138,29 @@ class W8A8(nn.Module):
         return F.linear(int8(x, self.dim), self.weight, self.bias)
 
 
+# --8<-- [end:W8A8]
+
+
+# --8<-- [start:LLMInt8]
 class LLMInt8(W8A8):
-    """Columns of x with anything above `threshold` are multiplied apart, as floats."""
+    """Columns of x with any magnitude above `threshold` are multiplied as floats."""
 
     def __init__(self, linear: nn.Linear, dim: int | None, threshold=6.0) -> None:
         super().__init__(linear, dim)
         self.exact, self.threshold = linear.weight.detach(), threshold
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        loud = x.abs().flatten(0, -2).amax(0) > self.threshold  # [h]
-        quiet = F.linear(int8(x * ~loud, self.dim), self.weight, self.bias)
-        return quiet + F.linear(x[..., loud], self.exact[:, loud])
+        outlier = x.abs().flatten(0, -2).amax(0) > self.threshold  # [h]
+        rest = F.linear(int8(x * ~outlier, self.dim), self.weight, self.bias)
+        return rest + F.linear(x[..., outlier], self.exact[:, outlier])
 
 
+# --8<-- [end:LLMInt8]
+
+
+# --8<-- [start:Transformed]
 class Transformed(nn.Module):
-    """x·T and T⁻¹·W have the product of x and W, and may have kinder ranges."""
+    """x·T times T⁻¹·W equals x times W, but the two factors may have smaller ranges."""
 
     def __init__(self, linear: nn.Linear, dim: int | None, t: torch.Tensor) -> None:
         super().__init__()
@@ -164,6 +173,10 @@ class Transformed(nn.Module):
         return self.linear(x @ self.t)
 
 
+# --8<-- [end:Transformed]
+
+
+# --8<-- [start:smooth]
 def smooth(x_max: torch.Tensor, weight: torch.Tensor, alpha: float) -> torch.Tensor:
     """SmoothQuant: divide channel j of x by max|xⱼ|^α / max|wⱼ|^(1-α)."""
     w_max = weight.abs().amax(0)
@@ -178,7 +191,7 @@ def hadamard(n: int) -> torch.Tensor:
     return h / n**0.5
 
 
-# --8<-- [end:fixes]
+# --8<-- [end:smooth]
 
 
 New = Callable[[str, nn.Linear, int | None], nn.Module]  # name, layer, dim of the scales of x
@@ -194,8 +207,8 @@ def swap(model: CharModel, new: New, dim: int | None) -> CharModel:
 
 
 @torch.no_grad()
-def watch(model: CharModel, ids: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Return what comes into every linear layer of the blocks: {name: [tokens, inputs]}."""
+def record_inputs(model: CharModel, ids: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return the inputs of every linear layer of the blocks: {name: [tokens, inputs]}."""
     seen = {}
     for i, block in enumerate(model.blocks):
         for name in LAYERS:
@@ -206,14 +219,14 @@ def watch(model: CharModel, ids: torch.Tensor) -> dict[str, torch.Tensor]:
     return seen
 
 
-def apart(x: torch.Tensor, exact: torch.Tensor) -> float:
+def relative_error(x: torch.Tensor, exact: torch.Tensor) -> float:
     return ((x - exact).norm() / exact.norm()).item()
 
 
 def draw(x: torch.Tensor, scales: torch.Tensor) -> None:
     plt.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "outliers", "font.size": 11}
     figure, axes = plt.subplots(1, 3, figsize=(7, 2.9), sharey=True)
-    panels = {"as made": x, "smoothed, α = 0.5": x @ scales, "rotated": x @ hadamard(64)}
+    panels = {"with outliers": x, "smoothed, α = 0.5": x @ scales, "rotated": x @ hadamard(64)}
     colours = ("#c2410c", "#0b6e99", "#15803d")
     for i, (title, values) in enumerate(panels.items()):
         ax, colour = axes[i], colours[i]
@@ -230,22 +243,22 @@ def main() -> None:
     torch.set_num_threads(1)
     alphabet, text, held_out = unicode_names()
     torch.manual_seed(0)
-    kind = CharModel(len(alphabet))
+    original = CharModel(len(alphabet))
     with torch.enable_grad():
-        train(kind, text)
-    loud = make_outliers(kind, [3, 40], 64)
+        train(original, text)
+    altered = make_outliers(original, [3, 40], 64)
     calibration = text[:2048].view(-1, 64)
-    assert torch.equal(kind(calibration), loud(calibration))
+    assert torch.equal(original(calibration), altered(calibration))
     print("the model with outliers is the same function, bit for bit")
 
-    seen = watch(copy.deepcopy(loud), calibration)
+    seen = record_inputs(copy.deepcopy(altered), calibration)
     x_max = {key: x.abs().amax(0) for key, x in seen.items()}
-    parts = held_out.chunk(8)  # as many windows in each; small batches stay in the cache
+    parts = held_out.chunk(8)  # small batches stay in the cache
 
     def evaluate(model: CharModel) -> float:
         return sum(bits_per_character(model, part) for part in parts) / len(parts)
 
-    exact = evaluate(kind)
+    exact = evaluate(original)
     print(f"fp32: ≈{exact:.3f} bits per character")
 
     def plain(key: str, linear: nn.Linear, dim: int | None) -> nn.Module:
@@ -260,21 +273,21 @@ def main() -> None:
     def rotated(key: str, linear: nn.Linear, dim: int | None) -> nn.Module:
         return Transformed(linear, dim, hadamard(linear.in_features))
 
-    linear, x = loud.blocks[1].up, seen["1.up"]
+    linear, x = altered.blocks[1].up, seen["1.up"]
     scales = smooth(x_max["1.up"], linear.weight, 0.5).diag()
-    # with α = 0.5 a channel's inputs and weights reach equally far
+    # with α = 0.5 the inputs and the weights of a channel have the same largest magnitude
     torch.testing.assert_close(x_max["1.up"] * scales, (linear.weight / scales).abs().amax(0))
-    assert 0.001 < apart(W8A8(linear, -1).weight, linear.weight) < 0.02
-    assert 0.001 < apart(LLMInt8(linear, -1)(x), linear(x)) < 0.02
+    assert 0.001 < relative_error(W8A8(linear, -1).weight, linear.weight) < 0.02
+    assert 0.001 < relative_error(LLMInt8(linear, -1)(x), linear(x)) < 0.02
 
     losses = {}
     print("int8 weights and activations   a scale per tensor, per token")
     for name, model, new in (
-        ("without outliers", kind, plain),
-        ("with outliers", loud, plain),
-        ("LLM.int8", loud, split),
-        ("SmoothQuant, α = 0.5", loud, smoothed),
-        ("Hadamard rotation", loud, rotated),
+        ("without outliers", original, plain),
+        ("with outliers", altered, plain),
+        ("LLM.int8", altered, split),
+        ("SmoothQuant, α = 0.5", altered, smoothed),
+        ("Hadamard rotation", altered, rotated),
     ):
         for where, dim in (("tensor", None), ("token", -1)):
             losses[name, where] = evaluate(swap(model, new, dim))
@@ -282,7 +295,9 @@ def main() -> None:
             f"{name:28} ≈{losses[name, 'tensor']:.3f}              ≈{losses[name, 'token']:.3f}"
         )
 
-    columns = (seen["1.up"].abs().amax(0) > 6).sum()
+    above = seen["1.up"].abs().amax(0) > 6
+    columns = above.sum()
+    assert above[[3, 40]].all() and columns < 8  # LLM.int8 multiplies only these as floats
     print(f"channels into blocks.1.up with anything above 6: ≈{columns} of 64")
     for where in ("tensor", "token"):
         assert abs(losses["without outliers", where] - exact) < 0.01
@@ -290,11 +305,11 @@ def main() -> None:
         assert rotation > max(
             losses[fix, where] for fix in ("LLM.int8", "SmoothQuant, α = 0.5")
         )
-    ruined, bent = (losses["with outliers", where] for where in ("tensor", "token"))
-    assert ruined - exact > 0.5 and 0.03 < bent - exact < (ruined - exact) / 3
+    per_tensor, per_token = (losses["with outliers", where] for where in ("tensor", "token"))
+    assert per_tensor - exact > 0.5 and 0.03 < per_token - exact < (per_tensor - exact) / 3
     for name in ("LLM.int8", "SmoothQuant, α = 0.5", "Hadamard rotation"):
         assert losses[name, "tensor"] < exact + 0.2 and losses[name, "token"] < exact + 0.05
-    draw(seen["1.up"], smooth(x_max["1.up"], loud.blocks[1].up.weight, 0.5))
+    draw(seen["1.up"], smooth(x_max["1.up"], altered.blocks[1].up.weight, 0.5))
 
 
 if __name__ == "__main__":

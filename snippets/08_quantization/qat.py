@@ -1,7 +1,8 @@
-"""Quantization-aware training: the forward pass rounds weights, the backward pass looks away.
+"""Quantization-aware training: the forward pass rounds weights, the backward pass ignores this.
 
-The trained model gets weights of 4, 3 and 2 bits: rounded as they are, rounded with the best
-range, and trained on for 60 steps with a straight-through estimator. Draws qat.svg.
+The weights of the trained model get 4, 3 and 2 bits in three ways: rounded with the widest
+range, rounded with the best range, and trained for 60 more steps with a straight-through
+estimator. Draws qat.svg.
 """
 
 import copy
@@ -102,7 +103,7 @@ def bits_per_character(model: nn.Module, ids: torch.Tensor, context=64) -> float
 
 # --8<-- [start:RoundThrough]
 class RoundThrough(torch.autograd.Function):
-    """Round and clamp on the way forward; backward, the identity inside the range."""
+    """Forward: round and clamp. Backward: the identity inside the range, 0 outside."""
 
     @staticmethod
     def forward(ctx, weight: torch.Tensor, step: torch.Tensor, largest: int) -> torch.Tensor:
@@ -116,8 +117,12 @@ class RoundThrough(torch.autograd.Function):
         return gradient * inside, None, None
 
 
+# --8<-- [end:RoundThrough]
+
+
+# --8<-- [start:FakeQuantize]
 class FakeQuantize(nn.Module):
-    """A parametrization: layer.weight is rounded, from the fp32 one, at each use."""
+    """A parametrization: each use of layer.weight rounds the fp32 weight."""
 
     def __init__(self, step: torch.Tensor, largest: int) -> None:
         super().__init__()
@@ -128,17 +133,17 @@ class FakeQuantize(nn.Module):
         return RoundThrough.apply(weight, self.step, self.largest)
 
 
-# --8<-- [end:RoundThrough]
+# --8<-- [end:FakeQuantize]
 
 
 # --8<-- [start:steps]
 def widest(weight: torch.Tensor, largest: int) -> torch.Tensor:
-    """The step that just reaches the largest weight of each row."""
+    """The smallest step whose range contains the largest weight of each row."""
     return weight.abs().amax(1, keepdim=True) / largest
 
 
 def least_squares_steps(weight: torch.Tensor, largest: int) -> torch.Tensor:
-    """The step, a share of the widest, with the smallest square error for each row."""
+    """The fraction of the widest step that has the smallest square error, for each row."""
     steps = torch.stack([widest(weight, largest) * share / 20 for share in range(4, 21)])
     back = (weight / steps).round().clamp(-largest, largest) * steps  # [17, out, in]
     best = (back - weight).square().sum(-1, keepdim=True).argmin(0, keepdim=True)
@@ -204,7 +209,7 @@ def main() -> None:
     (ours,) = torch.autograd.grad(rounded, weight, upstream)
     assert 0 < (theirs == 0).float().mean() < 0.1 and (ours != theirs).float().mean() < 1e-3
     assert ((rounded - fake).abs() > step / 2).float().mean() < 1e-3  # ties
-    print("forward and backward equal torch.fake_quantize_per_channel_affine (but for ties)")
+    print("forward and backward equal torch.fake_quantize_per_channel_affine, except ties")
 
     table: dict[str, list[float]] = {"widest": [], "best": [], "trained": []}
     print("bits   rounded, widest range   rounded, best range   trained on   recovered")
@@ -216,7 +221,9 @@ def main() -> None:
         train(ours, text, STEPS, lr=3e-3)
         assert (ours.head.weight != before).float().mean() > {4: 0.05, 3: 0.05, 2: 0.02}[bits]
         trained = bits_per_character(ours, held_out)
-        for layer in ours.modules():  # what is stored is a few integers and a step per row
+        for (
+            layer
+        ) in ours.modules():  # each weight is one of a few integers times the step of its row
             if isinstance(layer, nn.Linear):
                 integers = layer.weight / layer.parametrizations.weight[0].step
                 assert (integers - integers.round()).abs().max() < 1e-3

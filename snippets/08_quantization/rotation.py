@@ -1,15 +1,16 @@
 """Smoothing moves the range of outliers into the weights; a rotation spreads it over channels.
 
-A matrix product with six loud channels of 512 and even weights, in 8 bits, and with 4 for the
-activations. A fast Walsh–Hadamard transform gives the rotation in n·log₂ n additions, and an
-RMSNorm's output may be rotated for nothing.
+The program rounds a matrix product in which six of 512 channels are outliers and all weights
+have the same distribution, with 8 bits and with 4 bits for the activations. A fast
+Walsh–Hadamard transform computes the rotation in n·log₂ n additions. The output of an RMSNorm
+can be rotated without any cost at run time.
 """
 
 import math
 
 import torch
 
-TOKENS, N, OUT, LOUD = 256, 512, 512, 6
+TOKENS, N, OUT, OUTLIERS = 256, 512, 512, 6
 
 
 # --8<-- [start:fwht]
@@ -43,7 +44,7 @@ def error(x: torch.Tensor, w: torch.Tensor, bits: int, dim: int | None) -> float
 
 
 def crest(x: torch.Tensor) -> float:
-    """Largest magnitude over root mean square: what a uniform grid wastes."""
+    """Largest magnitude over root mean square: large values make a uniform grid inaccurate."""
     return (x.abs().amax() / x.square().mean().sqrt()).item()
 
 
@@ -51,7 +52,7 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     x, w = torch.randn(TOKENS, N, dtype=torch.float64), torch.randn(N, OUT).double()
-    x[:, torch.randperm(N)[:LOUD]] *= 60
+    x[:, torch.randperm(N)[:OUTLIERS]] *= 60
 
     torch.testing.assert_close(fwht(fwht(x)), x)  # symmetric and orthogonal: its own inverse
     torch.testing.assert_close(fwht(x) @ fwht(w.T).T, x @ w)
@@ -81,7 +82,7 @@ def main() -> None:
     assert rotated[0] == min(e[0] for e in errors.values())
     assert abs(half[1] / rotated[1] - 1) < 0.15  # equally good, with a scale per token
     for end in ("smoothed, α = 0.0", "smoothed, α = 1.0"):
-        assert errors[end][0] > plain[0]  # worse than nothing
+        assert errors[end][0] > plain[0]  # worse than no smoothing
     assert min(errors.values(), key=lambda e: e[2]) == errors["smoothed, α = 0.75"]
 
     def rms_norm(x: torch.Tensor) -> torch.Tensor:
@@ -96,7 +97,7 @@ def main() -> None:
     centred = x - x.mean(-1, keepdim=True)
     centred[:, 1] += centred[:, 0]  # entry 0 / √n is the mean of the rotated row
     centred[:, 0] = 0
-    assert off(x) > 0.01 and off(centred) < 1e-9  # it is the means that are in the way
+    assert off(x) > 0.01 and off(centred) < 1e-9  # the means are the reason
     print("an RMSNorm without gain commutes with the rotation; a LayerNorm does not")
 
 

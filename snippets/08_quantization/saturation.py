@@ -1,29 +1,32 @@
-"""Failure: a static range from the wrong data. Values beyond it are clamped, silently.
+"""Failure: a static range from the wrong data. Values beyond it are clamped, without an error.
 
-A layer is calibrated on quiet inputs and serves loud ones. The fix is twofold: calibrate on
-what will come, and count what is clamped.
+A layer is calibrated on small inputs and then receives large ones. The fix has two parts:
+calibrate on data like the data in use, and count the values that are clamped.
 """
+
+import math
 
 import torch
 
 
 # --8<-- [start:static]
 class StaticInput:
-    """Rounds to int8 within a fixed range, and counts what lies outside."""
+    """Rounds to int8 within a fixed range, and counts the values outside."""
 
     def __init__(self, calibration: torch.Tensor) -> None:
         self.step = calibration.abs().max() / 127
-        self.outside = self.seen = 0
+        self.outside = self.total = 0
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         q = (x / self.step).round()
         self.outside += (q.abs() > 127).sum().item()
-        self.seen += q.numel()
+        self.total += q.numel()
         return q.clamp(-127, 127) * self.step
 
     @property
-    def share(self) -> float:
-        return self.outside / self.seen
+    def clamped(self) -> float:
+        """The fraction of all values so far that were outside the range."""
+        return self.outside / self.total
 
 
 # --8<-- [end:static]
@@ -33,24 +36,31 @@ def main() -> None:
     torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(256, 64, generator=generator) / 16
-    quiet = torch.randn(512, 256, generator=generator)
-    loud = torch.randn(512, 256, generator=generator) * 6
+    small = torch.randn(512, 256, generator=generator)
+    large = torch.randn(512, 256, generator=generator) * 6
+    errors = {}
     for name, calibration in (
-        ("calibrated on quiet inputs", quiet),
-        ("calibrated on both", torch.cat([quiet, loud])),
+        ("calibrated on small inputs", small),
+        ("calibrated on both", torch.cat([small, large])),
     ):
         print(name)
-        for kind, x in (("quiet", quiet), ("loud", loud)):
+        for size, x in (("small", small), ("large", large)):
             static = StaticInput(calibration)
             exact = x @ weight
             ours = torch.cat([static(batch) @ weight for batch in x.chunk(2)])
-            error = ((ours - exact).norm() / exact.norm()).item()
-            loudness = (ours.norm() / exact.norm()).item()
-            print(f"  {kind:5} inputs: error {error:6.2%}, output {loudness:.2f} of its size, "
-                  f"clamped {static.share:.1%}")  # fmt: skip
-            if kind == "loud":
-                assert (error > 0.2) == (calibration is quiet)
-                assert (static.share > 0.2) == (calibration is quiet)
+            errors[name, size] = error = ((ours - exact).norm() / exact.norm()).item()
+            norm = (ours.norm() / exact.norm()).item()
+            print(f"  {size} inputs: error {error:6.2%}, output {norm:.2f} of its size, "
+                  f"clamped {static.clamped:.1%}")  # fmt: skip
+            # the probability that a normal number with standard deviation 6 exceeds the range
+            beyond = math.erfc(calibration.abs().max().item() / 6 / math.sqrt(2))
+            expected = beyond if (calibration is small and x is large) else 0.0
+            assert abs(static.clamped - expected) < 0.01
+    wrong, right = "calibrated on small inputs", "calibrated on both"
+    assert errors[wrong, "large"] > 0.4 and errors[wrong, "small"] < 0.02
+    # the fix has a cost: a range six times as wide makes the steps for small inputs larger
+    assert errors[right, "large"] < 0.02
+    assert 5 < errors[right, "small"] / errors[wrong, "small"] < 7
 
 
 if __name__ == "__main__":

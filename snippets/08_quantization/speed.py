@@ -1,12 +1,14 @@
-"""int8 against fp32 and bf16: bytes and time of one linear layer, in one run on one core.
+"""Compares int8 with fp32 and bf16: bytes and time of one linear layer.
 
-Timed: the product alone, and the whole dynamic int8 layer around it, which has to find a
-range and round the input, then scale the sums. On a GPU at the sizes of large models, by the
-GPU's own clock, with the layer compiled and an fp8 product beside it, and the kernels' names.
+The program measures the int8 product alone, and the whole dynamic int8 layer, which must also
+find a range, round the input and scale the sums. On a CPU it uses one core. On a GPU it uses
+the sizes of large models and the GPU's own clock, and also measures the compiled layer and an
+fp8 product. It then prints the names of the kernels.
 
-A CPU for which torch has no fast int8 kernel cannot show this: the program says so and stops.
+If torch has no fast int8 kernel for the CPU, the program prints this fact and stops.
 """
 
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -21,13 +23,13 @@ WIDTHS = (1024,) if DEVICE == "cpu" else (4096, 8192)
 
 
 def fastest_ms(functions: list[Callable[[], object]], rounds: int = 5) -> list[float]:
-    """Fastest call of each, warm already, ten in a row per round; other work only adds."""
+    """The fastest call of each function; ten in a row per round. Other work only adds time."""
     times: list[list[float]] = [[] for _ in functions]
     for _ in range(rounds):
         for function, seconds in zip(functions, times, strict=True):
             for _ in range(10):
                 if sum(seconds) > 0.5:
-                    break  # slow enough, as bf16 where the processor has no instruction for it
+                    break  # a slow function, like bf16 without an instruction for it
                 begin = time.perf_counter()
                 function()
                 seconds.append(time.perf_counter() - begin)
@@ -35,13 +37,13 @@ def fastest_ms(functions: list[Callable[[], object]], rounds: int = 5) -> list[f
 
 
 def on_gpu(functions: list[Callable[[], object]], rounds: int = 5) -> list[float]:
-    """The same by the GPU's clock: ten calls between two events, the queue never empty."""
+    """The same by the GPU's clock: ten calls between two events, with a queue that is full."""
     times: list[list[float]] = [[] for _ in functions]
     for _ in range(rounds):
         for function, found in zip(functions, times, strict=True):
             begin, end = (torch.Event(DEVICE, enable_timing=True) for _ in range(2))
             if torch.cuda.is_available():
-                torch.cuda._sleep(4_000_000)  # clock cycles: 2 ms, in which the host gets ahead
+                torch.cuda._sleep(4_000_000)  # clock cycles: 2 ms to fill the queue
             begin.record()
             for _ in range(10):
                 function()
@@ -88,7 +90,7 @@ def more_on_gpu(
     if torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 9):
         short = x.to(torch.float8_e4m3fn)
         column = weight.T.contiguous().to(torch.float8_e4m3fn).T  # as cuBLAS wants it
-        one = torch.ones((), device=DEVICE)  # no scale: it is timed, not used
+        one = torch.ones((), device=DEVICE)  # a scale of 1: only the time matters
         functions.append(
             lambda: torch._scaled_mm(short, column, one, one, out_dtype=torch.bfloat16)
         )
@@ -126,6 +128,7 @@ def table(width: int) -> None:
             "torch has no fast int8 kernel for this processor (on x86 it needs AVX-512 VNNI). "
             "It multiplies int8 in a plain loop: int8_without_vnni.py shows what that costs."
         )
+    vnni = "ONEDNN_MAX_CPU_ISA" not in os.environ and torch.cpu._is_vnni_supported()
     ones = (torch.eye(width, device=DEVICE) * 127).to(torch.int8).T
     short = weight.bfloat16()
     for name, tensor in (("fp32", weight), ("bf16", short), ("int8", integers)):
@@ -143,7 +146,7 @@ def table(width: int) -> None:
             lambda x=x: int8_layer(x, integers, step),
         ]
         kinds = [torch.float32, torch.bfloat16, torch.int32, torch.float32]
-        assert [function().dtype for function in functions] == kinds  # and so all are warm
+        assert [function().dtype for function in functions] == kinds  # these calls also warm up
         full, half, bare, whole = (fastest_ms if DEVICE == "cpu" else on_gpu)(functions)
         more = f"       ≈{full / whole:.1f} times as fast"
         if DEVICE != "cpu":
@@ -151,13 +154,15 @@ def table(width: int) -> None:
         digits = 2 if DEVICE == "cpu" else 3
         cells = [f"≈{ms:.{digits}f} ms" for ms in (full, half, bare, whole)]
         print("{:6} {:>10} {:>11}   {:>12}   {:>10}".format(tokens, *cells) + more)
-        # with weights of 1 what comes back is the input, each token's within half its step
+        # with weights of 1 the layer returns its input, within half a step of each token
         off = (int8_layer(x, ones, torch.tensor(1 / 127)) - x).abs().amax(1)
         assert (off < 0.501 * x.abs().amax(1) / 127).all()
         exact = x @ weight
         error = ((int8_layer(x, integers, step) - exact).norm() / exact.norm()).item()
-        # 1.0%, and somewhat more where an x86 without VNNI saturates a few sums
+        # 1.0%, or slightly more if an x86 without VNNI saturates a few sums
         assert error < 0.05, error
+        if DEVICE == "cpu" and tokens >= 64 and vnni:
+            assert bare < full, (bare, full)  # by a factor of 7 or more on our CPU
     if DEVICE != "cpu":
         compiled = torch.compile(int8_layer, dynamic=False)  # from the cache
         functions[3] = lambda: compiled(x, integers, step)

@@ -1,8 +1,9 @@
-"""What the straight-through estimator gets right and where it errs, on one weight.
+"""Shows where the straight-through estimator is right and where it is wrong, on one weight.
 
-round() has slope 0 nearly everywhere. Averaged over a uniform offset of one step it is the
-identity, whose slope is 1: the estimator is the exact gradient of that average. On one weight
-it cannot settle between two steps: it swings, and the share of its time in each is the target.
+round() has slope 0 nearly everywhere. Its average over a uniform offset of one step is the
+identity, whose slope is 1, so the estimator is the exact gradient of this average. A single
+weight does not settle between two integers. It oscillates, and the fraction of its time at the
+upper integer equals the target.
 """
 
 import itertools
@@ -12,7 +13,7 @@ import torch
 
 # --8<-- [start:through]
 def round_through(x: torch.Tensor) -> torch.Tensor:
-    """Forward round(x); backward as if it were x: an autograd.Function in one line."""
+    """Forward round(x), backward the gradient of x: an autograd.Function in one line."""
     return x + (x.round() - x).detach()
 
 
@@ -45,7 +46,7 @@ def main() -> None:
     print(f"slope of round: {slopes[0]}, straight through: {slopes[1]}")
     assert not plain.any() and (through == 1).all()
 
-    # the library's fake quantization does the same, and stops the gradient where it clamps
+    # the library's fake quantization does the same; where it clamps, the gradient is 0
     x = torch.linspace(-3, 3, 100, requires_grad=True)
     fake = torch.fake_quantize_per_tensor_affine(x, 0.25, 0, -7, 7)
     (library,) = torch.autograd.grad(fake.sum(), x)
@@ -60,10 +61,10 @@ def main() -> None:
     print(f"round(x + r) averaged over r, at {points.tolist()}: "
           f"{[round(v, 3) for v in smooth.tolist()]}")  # fmt: skip
 
-    # behind a loss l(q) = (q - 0.3)²/2 the same average, differentiated: l(1) - l(0) in [0, 1)
+    # with a loss l(q) = (q - 0.3)²/2 the same average, differentiated: l(1) - l(0) in [0, 1)
     x = torch.tensor([0.2, 0.8], dtype=torch.float64)
     rounded = (x[:, None] + offsets).round()
-    through = (rounded - 0.3).mean(1)  # what the estimator passes on: l'(round(x + r))
+    through = (rounded - 0.3).mean(1)  # the estimator's average: l'(round(x + r))
     shifted = (x[:, None] + 0.01 + offsets).round()
     slope = ((shifted - 0.3).square() / 2 - (rounded - 0.3).square() / 2).mean(1) / 0.01
     exact, passed_on = ([round(v, 3) for v in t.tolist()] for t in (slope, through))
@@ -75,7 +76,8 @@ def main() -> None:
         "one weight, target 0.3, integers only; the better of them is 0, with a loss of 0.045"
     )
     stuck = descend(torch.round, 0.3)
-    print(f"  round: stays at {stuck[-1]:.0f}, as its gradient is 0")
+    print(f"  round: stays at {stuck[-1]:.0f}, because its gradient is 0")
+    assert set(stuck) == {1.0}
     for lr in (0.1, 0.01):
         path = descend(round_through, 0.3, lr=lr)[-1000:]
         switches = sum(a != b for a, b in itertools.pairwise(path))

@@ -1,7 +1,8 @@
-"""torch.ao.quantization still works in torch 2.15, deprecated; what it computes, by hand.
+"""Computes by hand what quantize_dynamic of torch.ao.quantization computes.
 
-quantize_dynamic replaces each Linear by one with int8 weights, which quantizes its input at
-each call. The warning names a version that has long been released.
+quantize_dynamic replaces each linear layer by a layer with int8 weights that quantizes its
+input at each call. It is deprecated but still works in torch 2.15. The warning announces its
+removal in version 2.10, which has long been released.
 """
 
 import sys
@@ -66,18 +67,19 @@ def main() -> None:
 
     hand = {bits: by_hand(x, layer, bits) for bits in (8, 7)}
     assert sum("deprecated" in str(warning.message) for warning in caught) > 0
-    near = min(hand, key=lambda bits: error(theirs, hand[bits]))
+    nearest = min(hand, key=lambda bits: error(theirs, hand[bits]))
     x86 = torch.backends.quantized.engine in {"x86", "fbgemm", "onednn"}
-    assert near == 7 or not x86, near  # the engines that mind reduce_range
+    assert nearest == 7 or not x86, nearest  # these engines obey reduce_range
     print(f"error against fp32: theirs ≈{error(theirs, exact):.2%}, by hand with 8 bits "
           f"≈{error(hand[8], exact):.2%}, with 7 ≈{error(hand[7], exact):.2%}")  # fmt: skip
-    print(f"theirs equals ours with ≈{near} bits for the input, "
-          f"but for ≈{error(theirs, hand[near]):.1e}")  # fmt: skip
-    kept = by_hand(torch.eye(256), layer, near) - layer.bias  # the weights, none of 128 steps
-    torch.testing.assert_close(kept.max(), model[0].weight().dequantize().max())
+    print(f"theirs equals ours with ≈{nearest} bits for the input; "
+          f"relative difference ≈{error(theirs, hand[nearest]):.1e}")  # fmt: skip
+    # an identity matrix as input returns the weights, and none of them is 128 steps
+    weights = by_hand(torch.eye(256), layer, nearest) - layer.bias
+    torch.testing.assert_close(weights.max(), model[0].weight().dequantize().max())
     positive = x.abs() + 1  # its range begins at 0 nevertheless
-    assert error(model(positive), by_hand(positive, layer, near)) < 2e-3
-    assert error(theirs, hand[near]) < 2e-3 < error(theirs, exact) < 3e-2
+    assert error(model(positive), by_hand(positive, layer, nearest)) < 2e-3
+    assert error(theirs, hand[nearest]) < 2e-3 < error(theirs, exact) < 3e-2
 
 
 if __name__ == "__main__":
