@@ -251,8 +251,9 @@ HINTS = {
     "and not the sum of all free blocks.",
     "nothing_free": "If no block is free, the largest free block has 0 bytes. Give max a "
     "default.",
-    "free_requested": "A block can be given away from free_completed on, and not from "
-    "free_requested on. Count only one of the two.",
+    "free_requested": "The allocator can use a block again only after free_completed. So a "
+    "block counts until its entry free_completed, and its entry free_requested changes "
+    "nothing.",
     "unknown_free": "The history can contain a free of memory that was allocated before the "
     "history began. Check whether you have seen an alloc of its addr. If not, ignore the free.",
     "other_actions": "Only the actions alloc, free_requested and free_completed are about "
