@@ -400,7 +400,7 @@ def leaky_step(model: Net, adam: torch.optim.Adam, inputs, targets, log: list) -
 
 
 # %% [markdown]
-# <!-- not of the glossary: node -->
+# <!-- not of the glossary: node, checkpoint -->
 #
 # A loss is one number, but it is also the end of a graph. The graph keeps the tensors that were
 # saved for backward, as long as anything refers to the loss. `backward()` frees these tensors
@@ -408,8 +408,8 @@ def leaky_step(model: Net, adam: torch.optim.Adam, inputs, targets, log: list) -
 # step, because only the nodes of its graph remain. (With `retain_graph=True`, all of it would
 # remain.) But no one calls backward on the second loss. Its graph remains complete, and every
 # batch adds another graph. The rule is therefore: a value that leaves the step must not have a
-# graph. Use `.item()`, which returns a number and waits for a GPU, or `.detach()`, which
-# returns a tensor.
+# graph. Use `.item()`, which returns a number, or `.detach()`, which returns a tensor. On a
+# GPU, `.item()` also waits for the result.
 #
 # How do you find such a leak in a program that you do not know? You measure how many bytes a
 # step leaves behind. The first step leaves memory that is used again later, for example the
@@ -889,9 +889,8 @@ if __name__ == "__main__":
 # First predict the peak. When backward reaches unit $i$, the later units have been freed
 # already. The earlier units still have what they have saved. Unit $i$ needs its complete
 # activations, *whether it is checkpointed or not*, because a checkpointed unit has just been
-# computed again. The peak is the largest of these sums. From this follows that it is useless to
-# checkpoint the last unit: when backward reaches it, its complete activations are in memory in
-# both cases.
+# computed again. The peak is the largest of these sums. It is therefore useless to checkpoint
+# the last unit. When backward reaches it, its complete activations are in memory in both cases.
 #
 # Then choose. Ten units have 1,024 subsets, so you can try all of them. For a large model, this
 # is a knapsack problem. With `torch.utils.checkpoint.create_selective_checkpoint_contexts` you
