@@ -1,32 +1,52 @@
 # %% [markdown]
 # # Lab 08: Fix out-of-memory errors
 #
-# A step of training needs more than the model: gradients, optimizer states, what autograd keeps
-# for backward, and temporaries. When their sum passes what the device has, PyTorch says *out of
-# memory*, at whatever line asked last, which is seldom the line at fault. In this lab seven
-# programs run out of memory under a limit of 10 MiB. You build a meter that says where the
-# bytes are, and fix one program after the other, each with another tool: let go, do not
-# record, update in place, cut the batch, compute again, choose what to compute again, and put
-# the pieces in order. Every time the losses or gradients must be those of the plain run. At the
-# end you read from a profile, and from an allocator's snapshot, who holds the bytes.
+# A training step needs memory for more than the model. It also needs memory for the gradients,
+# the states of the optimizer, the activations that autograd saves for backward, and temporary
+# tensors. When the sum exceeds the memory of the device, PyTorch raises an *out of memory*
+# error. The error appears at the line that requested memory last, and this line is rarely the
+# cause.
+#
+# In this lab, seven programs run out of memory under a limit of 10 MiB. You measure where the
+# bytes are, and you fix one program after the other. Each program needs a different method.
+# After every fix, the losses or the gradients must equal those of the program without a limit.
+# At the end you read from a profile, and from a snapshot of an allocator, which functions own
+# the bytes.
+#
+# | step | what you write |
+# |---|---|
+# | 1 | `predict` and `measure_parts` find out how many bytes each part of a step needs. |
+# | 2 | `growth` finds a leak, and `logged_step` logs losses without their graphs. |
+# | 3 | `evaluate` runs the model without recording anything for backward. |
+# | 4 | `update` and `AdamInBackward` lower the peak of the optimizer step. |
+# | 5 | `rows_that_fit` and `accumulate` split the batch into micro-batches. |
+# | 6 | `Checkpoint` computes the activations of a block a second time. |
+# | 7 | `predicted_peak` and `choose` select the blocks that are computed again. |
+# | 8 | `account`, `at_peak`, `profile_memory` and `long_lived_first` deal with fragmentation. |
+#
+# ## How to work on this lab
+#
+# You need a clone of the repository and its Python environment. The command `make test
+# WHAT=labs` creates the environment, and you need it only once. The command `source
+# .venv/bin/activate` makes it active in your shell. You can then run the finished lab, on a CPU
+# or on a GPU:
 #
 #     python labs/lab08_memory.py
 #
-# runs the finished lab, on the CPU or on a GPU. To do it yourself:
+# To solve the lab yourself, create a copy with blanks, run the copy, and have it graded:
 #
-#     python labs/start.py 08
+#     python labs/start.py 08                         # creates my_labs/lab08_memory.py
 #     python my_labs/lab08_memory.py
-#     python labs/check.py my_labs/lab08_memory.py
+#     python labs/check.py my_labs/lab08_memory.py    # grades it
 #
-# The first line writes your copy, with blanks, to `my_labs/`. The last one grades it, step by
-# step; `--step 2` grades one step. Work in a clone of the repository, with its Python:
-# `make test WHAT=labs` sets it up once, and `source .venv/bin/activate` puts it on the path.
+# Each of the eight steps has a text, one or more blanks for you to fill, and a check. The check
+# prints what it has shown. Your copy runs up to the first blank, and there it prints one line
+# that says what is missing. `check.py` grades each step separately, with finished versions of
+# the other steps, so you can solve the steps in any order. With `--step 2` it grades only step
+# 2.
 #
-# There are eight steps. Each has a text, one or two blanks for you to fill, and a check which
-# prints what it proved. Your copy runs as far as the first blank and says in one line what
-# belongs there. In `check.py` every step stands on finished versions of the other steps, so you
-# can take them in any order. Allow three hours. The chapter "Memory and performance" derives
-# what you write here.
+# Plan three hours for the lab. The chapter "Memory and performance" derives what you write
+# here.
 
 # %%
 import itertools
@@ -54,7 +74,7 @@ from torch.utils.checkpoint import checkpoint
 
 
 def stop_kindly(kind: type[BaseException], error: BaseException, trace) -> None:
-    """End on a blank or on a failed check with one sentence from one rank."""
+    """At a blank or a failed check, print one sentence instead of a traceback."""
     blank = issubclass(kind, NotImplementedError)  # if so, every rank stops at a blank
     if not (blank or issubclass(kind, AssertionError) or kind.__module__ == __name__):
         return sys.__excepthook__(kind, error, trace)
@@ -69,7 +89,7 @@ def stop_kindly(kind: type[BaseException], error: BaseException, trace) -> None:
 
 
 def ask(condition: bool, otherwise: str) -> None:
-    """Fail a check with a sentence."""
+    """Raise an error with this message unless the condition is true."""
     if not condition:
         raise AssertionError(otherwise)
 
@@ -78,15 +98,18 @@ if __name__ == "__main__":
     sys.excepthook = stop_kindly
 
 # %% [markdown]
-# The cells under `if __name__ == "__main__":` run when you start the file. `check.py` imports
-# the file and calls what you wrote, so keep code of your own inside functions or such cells.
+# Cells that begin with `if __name__ == "__main__":` run only when you start the file.
+# `check.py` imports the file and calls the functions that you wrote. If you add code of your
+# own, put it inside a function or inside such a cell.
 #
 # ## The model
 #
-# A linear layer in, eight residual blocks, a linear layer out. A block normalises, goes up to
-# four times the width, applies GELU and dropout, and comes down again. Dropout is written out,
-# so that it keeps the same bytes on every device: a mask of one byte for each element.
-# `model(inputs, run)` lets `run(block, x)` call the blocks; you will need that in step 6.
+# The model has a linear layer for the input, eight residual blocks, and a linear layer for the
+# output. Each block normalizes its input and widens it to four times the width. Then it applies
+# GELU and dropout, and a second linear layer brings the width back. The lab defines its own
+# dropout, so that dropout saves the same number of bytes on every device. It saves a mask,
+# which has one byte for each element. The call `model(inputs, run)` uses `run(block, x)` to
+# call each block. You need this in step 6.
 
 # %%
 WIDTH, HIDDEN, BLOCKS, ROWS = 32, 64, 8, 256
@@ -110,7 +133,7 @@ class Dropout(nn.Module):
 
 
 class Block(nn.Module):
-    """[b, h] to [b, h]."""
+    """A residual block, from [b, h] to [b, h]."""
 
     def __init__(self, hidden: int, dropout: float = DROPOUT, times: int = 4):
         super().__init__()
@@ -126,11 +149,12 @@ class Block(nn.Module):
 
 
 def plain(block: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """Call a block in the usual way."""
     return block(x)
 
 
 class Net(nn.Module):
-    """[b, width] to [b, width]."""
+    """The model, from [b, width] to [b, width]. `run` calls each block."""
 
     def __init__(self, width: int, hidden: int, blocks: Iterable[nn.Module]):
         super().__init__()
@@ -145,7 +169,7 @@ class Net(nn.Module):
 
 
 def build_model(device: torch.device | str = "cpu", hidden: int = HIDDEN) -> Net:
-    """The same model wherever it is built."""
+    """Return the model. The initial parameters are the same on every device."""
     torch.manual_seed(8)
     return Net(WIDTH, hidden, [Block(hidden) for _ in range(BLOCKS)]).to(device)
 
@@ -155,42 +179,47 @@ def make_adam(model: nn.Module, foreach: bool = False) -> torch.optim.Adam:
 
 
 def mean_square(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Return the mean squared error over all elements."""
     return (outputs - targets).square().mean()
 
 
 def make_batch(
     rows: int = ROWS, seed: int = 0, device: torch.device | str = "cpu"
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Inputs and targets, both [rows, WIDTH]."""
+    """Return inputs and targets, both of shape [rows, WIDTH]."""
     inputs = torch.randn(rows, WIDTH, generator=torch.Generator().manual_seed(seed))
     return inputs.to(device), torch.sin(3 * inputs).to(device)
 
 
 # %% [markdown]
-# ## The memory: counted, and limited
+# ## How the memory is counted and limited
 #
-# On a GPU the allocator says no; `torch.cuda.set_per_process_memory_fraction` would let it say
-# so earlier, but it counts in segments of 2 MiB and more, too coarse for 10 MiB. So here the
-# lab says no, in the same way on a CPU and a GPU. `Memory` sees every operator that runs inside
-# of it (a `TorchDispatchMode`) and notes each storage that an operator returns, until it is
-# freed. A storage is what a tensor and its views share, so a view costs nothing. Where the sum
-# would pass the limit, it raises:
+# On a GPU, the allocator reports that the memory is full. PyTorch can lower its limit by
+# `torch.cuda.set_per_process_memory_fraction`. But the allocator requests memory in segments of
+# at least 2 MiB, which is too coarse for a limit of 10 MiB. So this lab counts the memory
+# itself, in the same way on a CPU and on a GPU.
+#
+# The class `Memory` is a `TorchDispatchMode`, so it sees every operator that runs inside of it.
+# It records each storage that an operator returns, until the storage is freed. A tensor and all
+# its views share one storage, so a view needs no memory. If the sum would exceed the limit,
+# `Memory` raises an error:
 #
 #     out of memory: wanted 0.25 MiB with 9.81 MiB in use, the limit is 10.00 MiB
 #
-# `used` is what lives now, `peak` the most that ever lived at a time, both in bytes, and
-# `table()` says which operators made what lives now: the question that a memory snapshot
-# answers on a GPU. Numbers by themselves (a loss) are not counted, nor are batches, which exist
-# before, nor what a library allocates below PyTorch's operators.
+# `used` is the number of bytes that are in use now, and `peak` is the largest number of bytes
+# that were in use at the same time. The method `table()` returns the operators whose results
+# are in use now. On a GPU, a memory snapshot shows this. Three things are not counted: single
+# numbers such as a loss, the batches, which exist before, and memory that a library allocates
+# without an operator of PyTorch.
 
 
 # %%
 class OutOfMemory(RuntimeError):
-    """More was wanted than there is."""
+    """The limit of the memory would be exceeded."""
 
 
 class Memory(TorchDispatchMode):
-    """Count the bytes of live storages on one device; refuse to pass the limit."""
+    """Count the bytes of the storages on one device. Raise OutOfMemory above the limit."""
 
     def __init__(self, device: torch.device | str, limit: float = math.inf):
         super().__init__()
@@ -202,16 +231,16 @@ class Memory(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         given = {storage._cdata for storage in self.storages((args, kwargs))}
         for storage in self.storages(result):
-            if storage._cdata not in given:  # views, and what is changed in place, are not new
-                self.see(storage, func.overloadpacket.__name__)
+            if storage._cdata not in given:  # a view or a tensor changed in place is not new
+                self.add(storage, func.overloadpacket.__name__)
         return result
 
     def storages(self, tree: object) -> list[torch.UntypedStorage]:
-        """Of all tensors in there that are on our device."""
+        """Return the storages of all tensors in this structure that are on our device."""
         tensors = [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
         return [t.untyped_storage() for t in tensors if t.device.type == self.device.type]
 
-    def see(self, storage: torch.UntypedStorage, maker: str) -> None:
+    def add(self, storage: torch.UntypedStorage, maker: str) -> None:
         key, size = storage._cdata, storage.nbytes()
         if key in self.living or size <= 8:
             return
@@ -220,15 +249,15 @@ class Memory(TorchDispatchMode):
                 f"out of memory: wanted {size / MIB:.2f} MiB with {self.used / MIB:.2f} MiB"
                 f" in use, the limit is {self.limit / MIB:.2f} MiB"
             )
-        self.living[key] = weakref.ref(storage, lambda _: self.forget(key)), size, maker
+        self.living[key] = weakref.ref(storage, lambda _: self.remove(key)), size, maker
         self.used += size
         self.peak = max(self.peak, self.used)
 
-    def forget(self, key: int) -> None:
+    def remove(self, key: int) -> None:
         self.used -= self.living.pop(key)[1]
 
     def table(self) -> list[tuple[str, int, int]]:
-        """Operators whose results live now: name, how many results, bytes; most bytes first."""
+        """Return (operator, number of results, bytes) for what is in use, most bytes first."""
         found: dict[str, list[int]] = {}
         for _, size, maker in self.living.values():
             found.setdefault(maker, []).append(size)
@@ -237,7 +266,7 @@ class Memory(TorchDispatchMode):
 
 
 def peak_of(run: Callable[[], object], device: torch.device, limit: float = math.inf) -> int:
-    """Run a function within a limit; return the most bytes that it used at a time."""
+    """Run a function within a limit, and return the peak of its memory in bytes."""
     with Memory(device, limit) as memory:
         run()
     return memory.peak
@@ -246,48 +275,51 @@ def peak_of(run: Callable[[], object], device: torch.device, limit: float = math
 if __name__ == "__main__":
     on_accelerator = torch.accelerator.is_available()
     device = torch.accelerator.current_accelerator() if on_accelerator else torch.device("cpu")
-    torch.set_num_threads(1)  # the tensors are small: more threads would wait for each other
+    torch.set_num_threads(1)  # the tensors are small, so more threads would only wait
 
     def assert_out_of_memory(run: Callable[[], object]) -> str:
-        """Run a program that must not fit; return what it says."""
+        """Run a program that must exceed the limit, and return its error message."""
         try:
             peak_of(run, device, LIMIT)
         except OutOfMemory as error:
             return str(error)
-        raise AssertionError("this should not fit")
+        raise AssertionError("this program should run out of memory")
 
     def assert_same(ours, true, what: str) -> None:
         torch.testing.assert_close(
-            ours, true, rtol=1e-4, atol=1e-6, msg=f"{what} differ from those of the plain run"
+            ours, true, rtol=1e-4, atol=1e-6, msg=f"{what} differ from those without a limit"
         )
 
 # %% [markdown]
 # ## Step 1: where the bytes are
 #
-# Who cannot predict memory can only try. So begin with a pencil. In float32, $\Psi$ parameters
-# take $4\Psi$ bytes, their gradients $4\Psi$, Adam's two moments $8\Psi$. Activations are what
-# autograd saves for backward, and each operator saves only what its derivative needs:
+# If you cannot predict the memory of a step, you can only try different settings. So begin with
+# a prediction. In float32, $\Psi$ parameters need $4\Psi$ bytes, their gradients need $4\Psi$
+# bytes, and the two moments of Adam need $8\Psi$ bytes. Activations are the tensors that
+# autograd saves for backward. Each operator saves only what its derivative needs:
 #
-# | operator, for $b$ rows | saves | elements | bytes each |
+# | operator, for $b$ rows | saves | elements | bytes per element |
 # |---|---|---|---|
-# | `LayerNorm` of $h$ | its input, and mean and deviation of each row | $bh + 2b$ | 4 |
+# | `LayerNorm` of $h$ | its input, and the mean and deviation of each row | $bh + 2b$ | 4 |
 # | `Linear` from $i$ to $o$ | its input | $bi$ | 4 |
 # | GELU of $4h$ | its input | $4bh$ | 4 |
 # | dropout of $4h$ | its mask | $4bh$ | 1 |
 # | `+` | nothing | | |
-# | `(outputs - targets).square()` | its input, the difference | $b \cdot$ width | 4 |
+# | `(outputs - targets).square()` | its input, which is the difference | $b \cdot$ width | 4 |
 #
-# A tensor that two operators save is there once. The first layer's input is the batch, which
-# exists anyway. Note what is *not* saved: the output of GELU lives only until dropout has read
-# it. (A `Linear` saves its weight as well, but that is a parameter.)
+# If two operators save the same tensor, it exists only once. The input of the first layer is
+# the batch, which exists anyway, so do not count it. Also note what is *not* saved: the output
+# of GELU is freed as soon as dropout has read it. (A `Linear` also saves its weight, but the
+# weight is already counted as a parameter.)
 #
-# Then measure. `memory.used` changes at four moments: when the model is built, over the
-# forward, over the backward, and over Adam's first step, for that is when it makes its moments.
+# Then measure. `memory.used` changes in four phases: when the model is built, during forward,
+# during backward, and during the first step of Adam. Adam allocates its moments in this first
+# step.
 
 
 # %%
 class Parts(NamedTuple):
-    """Bytes."""
+    """The bytes that each part of a training step needs."""
 
     parameters: int
     gradients: int
@@ -296,14 +328,14 @@ class Parts(NamedTuple):
 
 
 def predict(width: int, hidden: int, blocks: int, rows: int) -> Parts:
-    """What one step of Net with `blocks` blocks, dropout and Adam will need, in float32."""
+    """Predict the bytes of one step of Net with `blocks` blocks and Adam, in float32."""
     # >>> solution 1: count all parameters, also biases; then add up what the operators save
     psi = width * hidden + hidden + hidden * width + width
     psi += blocks * (2 * hidden + 2 * 4 * hidden * hidden + 4 * hidden + hidden)
     norm, up, gelu, down = hidden + 2, hidden, 4 * hidden, 4 * hidden
-    mask = 4 * hidden  # of one byte each
+    mask = 4 * hidden  # one byte for each element
     saved = blocks * rows * (4 * (norm + up + gelu + down) + mask)
-    saved += 4 * rows * (hidden + width)  # the last layer and the loss
+    saved += 4 * rows * (hidden + width)  # saved by the last layer and the loss
     return Parts(4 * psi, 4 * psi, 8 * psi, saved)
     # <<< solution
 
@@ -311,9 +343,9 @@ def predict(width: int, hidden: int, blocks: int, rows: int) -> Parts:
 def measure_parts(
     memory: Memory, build: Callable[[], nn.Module], inputs: torch.Tensor, targets: torch.Tensor
 ) -> Parts:
-    """The same, measured over one step, in a Memory that is empty so far."""
-    # >>> solution 1: build, make_adam, forward, backward, step; read memory.used between
-    # hint: after backward the activations are gone, and the gradients have come
+    """Measure the same bytes over one step. At the beginning, `memory` is empty."""
+    # >>> solution 1: build, make_adam, forward, backward, step; read memory.used in between
+    # hint: after backward, the activations are freed, and the gradients are allocated
     model = build()
     adam = make_adam(model)
     parameters = memory.used
@@ -328,8 +360,8 @@ def measure_parts(
 
 
 # %% [markdown]
-# The check compares the two, and they may differ by 5%. `check.py` compares your prediction
-# exactly, because every byte is in the table.
+# The check compares your prediction with your measurement, and they may differ by 5%.
+# `check.py` compares your prediction exactly, because every byte is in the table.
 
 # %%
 if __name__ == "__main__":
@@ -353,13 +385,13 @@ if __name__ == "__main__":
 # %% [markdown]
 # ## Step 2: what the log keeps
 #
-# This program logs the loss of each batch before and after the update, to see whether the step
-# helped. It dies in the second batch, though the first fits:
+# The following program logs the loss of each batch before and after the update, to see whether
+# the step has helped. The first batch fits into memory. The program fails in the second batch:
 
 
 # %%
 def leaky_step(model: Net, adam: torch.optim.Adam, inputs, targets, log: list) -> None:
-    """Update once; log the loss of this batch before and after."""
+    """Update once, and log the loss of this batch before and after the update."""
     before = mean_square(model(inputs), targets)
     before.backward()
     adam.step()
@@ -368,23 +400,27 @@ def leaky_step(model: Net, adam: torch.optim.Adam, inputs, targets, log: list) -
 
 
 # %% [markdown]
-# A loss is one number and the end of a graph. The graph holds what was saved for backward, as
-# long as anything refers to the loss. `backward()` frees what is saved while it goes through
-# the graph; so `before` is harmless by now (only its skeleton is left, though with
-# `retain_graph=True` all of it would be). Nobody calls backward on the second loss, and its
-# graph stays whole, batch after batch. So the rule is: what leaves the step leaves its graph
-# behind, by `.item()` (a number; on a GPU it waits for the result) or `.detach()` (a tensor).
+# <!-- not of the glossary: node, checkpoint -->
 #
-# How do you find such a leak in a program that you do not know? Measure what one step leaves
-# behind. The first step leaves what stays anyway, such as Adam's moments; every further one
-# should leave nothing. `growth` is that measurement. A profile, `memory.table()` here, then
-# says what was left.
+# A loss is one number, but it is also the end of a graph. The graph keeps the tensors that were
+# saved for backward, as long as anything refers to the loss. `backward()` frees these tensors
+# while it goes through the graph. So the loss `before` needs almost no memory at the end of the
+# step, because only the nodes of its graph remain. (With `retain_graph=True`, all of it would
+# remain.) But no one calls backward on the second loss. Its graph remains complete, and every
+# batch adds another graph. The rule is therefore: a value that leaves the step must not have a
+# graph. Use `.item()`, which returns a number, or `.detach()`, which returns a tensor. On a
+# GPU, `.item()` also waits for the result.
+#
+# How do you find such a leak in a program that you do not know? You measure how many bytes a
+# step leaves behind. The first step leaves memory that is used again later, for example the
+# moments of Adam. Every later step should leave nothing. The function `growth` measures this.
+# After that, a profile shows what was left. In this lab the profile is `memory.table()`.
 
 
 # %%
 def growth(memory: Memory, step: Callable[[], object], times: int = 3) -> float:
-    """Bytes that each call of `step` leaves behind, apart from what the first one makes."""
-    # >>> solution 2: one call first; then the change of memory.used over `times` calls
+    """Return the bytes that a call of `step` leaves behind, after the first call."""
+    # >>> solution 2: call step once; then the mean change of memory.used over `times` calls
     step()
     before = memory.used
     for _ in range(times):
@@ -394,8 +430,8 @@ def growth(memory: Memory, step: Callable[[], object], times: int = 3) -> float:
 
 
 def logged_step(model: Net, adam: torch.optim.Adam, inputs, targets, log: list) -> None:
-    """Update once; log the loss of this batch before and after, and leave nothing else."""
-    # >>> solution 2: as leaky_step, but what is logged has no graph
+    """Do the same as leaky_step, but leave only two numbers in memory."""
+    # >>> solution 2: write leaky_step so that the logged losses have no graph
     before = mean_square(model(inputs), targets)
     before.backward()
     adam.step()
@@ -432,41 +468,47 @@ if __name__ == "__main__":
             left, rows = left_by(step)
             most = ", ".join(f"{maker} {n}" for maker, n, _ in rows[:3] if left)
             print(
-                f"        {name} leaves ≈{left / MIB:.2f} MiB a step" + f": {most}" * (left > 0)
+                f"        {name}: a step leaves ≈{left / MIB:.2f} MiB"
+                + f": {most}" * (left > 0)
             )
             if step is leaky_step:
                 ask(
                     abs(left / PREDICTED.activations - 1) < 0.05,
-                    f"growth finds {left:,.0f} bytes, and the activations stay",
+                    f"growth returns {left:,.0f} bytes, but a step leaves its activations",
                 )
         ask(left == 0, f"logged_step leaves {left:,.0f} bytes behind")
         logs: list = []
         peak_of(lambda: logs.append(train(logged_step)), device, LIMIT)
         assert_same(torch.tensor(logs[0]), torch.tensor(train(leaky_step)), "the losses")
-        print(f"        fixed: losses {logs[0][0][0]:.4f} to {logs[0][-1][1]:.4f}, as leaky")
+        print(
+            f"        fixed: losses as leaky, from {logs[0][0][0]:.4f} to {logs[0][-1][1]:.4f}"
+        )
 
     check_leak()
 
 # %% [markdown]
 # ## Step 3: evaluation
 #
-# Evaluation needs no gradients, and PyTorch does not know that. While anything requires a
-# gradient, every forward saves what backward would need. `torch.no_grad()` turns recording off,
-# `torch.inference_mode()` also what autograd notes about versions and views, and what comes out
-# of it cannot be saved for a backward later. `model.eval()` does neither: it tells dropout and
-# batch norm how to behave. You need both; and afterwards the model must be in the mode it had.
+# Evaluation needs no gradients, but PyTorch does not know this. As long as any input of an
+# operator requires a gradient, every forward pass saves what backward would need.
+# `torch.no_grad()` turns the recording off. `torch.inference_mode()` also turns off the
+# tracking of versions and views, and you cannot use its results in a later backward pass.
 #
-# The loss is the mean over all rows. Where the last batch is smaller, the mean of the batches'
-# means is another number.
+# `model.eval()` does neither. It changes how dropout and batch norm behave. So you need both:
+# `eval()` and a mode that does not record. Afterwards the model must be in the mode in which it
+# was before.
+#
+# The loss is the mean over all rows. If the last batch is smaller than the others, the mean of
+# the means of the batches is a different number.
 
 
 # %%
 def evaluate(model: Net, batches: Iterable) -> tuple[float, torch.Tensor]:
-    """The mean loss over all rows of the batches, and all outputs [rows, width], in order.
+    """Return the mean loss over all rows, and the outputs [rows, width] in the same order.
 
-    Without dropout, without a graph; leaves the model in the mode it had.
+    The model runs without dropout and without a graph. Its mode is the same afterwards.
     """
-    # >>> solution 3: eval mode, no graph, add up losses by rows, put the outputs together, mode
+    # >>> solution 3: eval mode; no graph; weight losses by rows; join outputs; restore the mode
     training = model.training
     model.eval()
     total, rows, outputs = 0.0, 0, []
@@ -508,12 +550,12 @@ if __name__ == "__main__":
         true_loss = mean_square(torch.cat(true), torch.cat([y for _, y in batches])).item()
         ask(
             abs(loss - true_loss) < 1e-5,
-            f"the loss is {loss:.5f}, over all rows {true_loss:.5f}",
+            f"the loss is {loss:.5f}, and over all rows it is {true_loss:.5f}",
         )
         model_bytes = PREDICTED.parameters / MIB
         print(
-            f"        without: {len(outputs):,} rows in ≈{peak / MIB:.2f} MiB,"
-            f" {model_bytes:.2f} of them the model; loss {loss:.4f}"
+            f"        without a graph: {len(outputs):,} rows need ≈{peak / MIB:.2f} MiB; of"
+            f" these, the model needs {model_bytes:.2f}; the loss is {loss:.4f}"
         )
 
     check_evaluation()
@@ -521,39 +563,44 @@ if __name__ == "__main__":
 # %% [markdown]
 # ## Step 4: the peak of a step
 #
-# A model of $h$ = 104 has $\Psi$ = 704,840 parameters: $16\Psi$ are 10.8 MiB, and it dies when
-# Adam makes its moments. But the limit holds for what lives *at one time*. Three habits lower
-# the peak:
+# A model with $h$ = 104 has $\Psi$ = 704,840 parameters. Parameters, gradients and moments need
+# $16\Psi$ bytes, which are 10.8 MiB. The program therefore fails when Adam allocates its
+# moments. But the limit applies to the bytes that are in use *at the same time*. Three methods
+# lower this peak:
 #
-# * **Gradients to None.** After the update nobody needs them. `zero_grad()` sets them to None
-#   (`set_to_none=False` would keep $4\Psi$ bytes of zeros through the next forward, when the
-#   activations come).
-# * **In place, one at a time.** Adam with `foreach=True`, the default on a GPU, updates all
-#   parameters in a few kernels, and its temporaries are as large as all parameters together.
-#   With `foreach=False` they are those of one parameter. (`fused=True` has none, and is fast.)
-# * **In backward.** Backward makes gradients one after the other. If each is used and dropped
-#   as soon as it is there, $4\Psi$ bytes shrink to the largest parameter's. A hook does it:
-#   `parameter.register_post_accumulate_grad_hook(function)` calls `function(parameter)` when
-#   `parameter.grad` is complete. The price: nothing can look at all gradients together any
-#   more, so no clipping by the norm of all, and no accumulation.
+# * **Set gradients to None.** After the update, the gradients are not needed. `zero_grad()`
+#   sets them to None. With `set_to_none=False` it would keep $4\Psi$ bytes of zeros through the
+#   next forward pass, in which the activations are allocated.
+# * **Update in place, one parameter at a time.** On a GPU, Adam uses `foreach=True` by default.
+#   It updates all parameters with a few kernels, and its temporary tensors are as large as all
+#   parameters together. With `foreach=False`, they are as large as one parameter. (`fused=True`
+#   is fast and needs no temporary tensors.)
+# * **Update during backward.** Backward computes the gradients one after the other. If you use
+#   each gradient and drop it at once, you need memory only for the largest gradient, and not
+#   for $4\Psi$ bytes. A hook can do this. After
+#   `parameter.register_post_accumulate_grad_hook(function)`, autograd calls
+#   `function(parameter)` as soon as `parameter.grad` is complete. This method has a
+#   disadvantage. The gradients never exist together, so you cannot clip by their total norm,
+#   and you cannot accumulate.
 #
-# Adam's update of step $t$, with gradient $g$, moments $m$ and $v$:
+# The update of Adam in step $t$, with the gradient $g$ and the moments $m$ and $v$, is
 #
 # $$m \leftarrow \beta_1 m + (1-\beta_1) g, \quad v \leftarrow \beta_2 v + (1-\beta_2) g^2,$$
 #
 # $$p \leftarrow p - \frac{\eta}{1-\beta_1^t} \frac{m}{\sqrt{v / (1-\beta_2^t)} + \epsilon}$$
 #
-# Methods whose name ends with `_` write into their tensor: `lerp_`, `mul_`, `addcmul_`,
-# `addcdiv_`. The denominator needs one temporary of the parameter's size, nothing else does.
+# Methods whose name ends with `_` write into their tensor, for example `lerp_`, `mul_`,
+# `addcmul_` and `addcdiv_`. The denominator needs one temporary tensor of the size of the
+# parameter. Nothing else needs a temporary tensor.
 
 # %%
 ETA, BETA1, BETA2, EPSILON = 1e-3, 0.9, 0.999, 1e-8
 
 
 def update(p: torch.Tensor, g: torch.Tensor, m: torch.Tensor, v: torch.Tensor, t: int) -> None:
-    """Adam's step t = 1, 2, …, in place on p, m and v, with one temporary of p's size."""
-    # >>> solution 4: m, then v, then the denominator (the only new tensor), then p
-    # hint: x.addcmul_(a, b, value=c) is x += c * a * b; x.addcdiv_(a, b, value=c) is c * a / b
+    """Do step t = 1, 2, … of Adam in place on p, m and v, with one temporary tensor."""
+    # >>> solution 4: update m, then v; compute the denominator, the only new tensor; update p
+    # hint: x.addcmul_(a, b, value=c) adds c * a * b; x.addcdiv_(a, b, value=c) adds c * a / b
     m.lerp_(g, 1 - BETA1)
     v.mul_(BETA2).addcmul_(g, g, value=1 - BETA2)
     denominator = v.sqrt().div_(math.sqrt(1 - BETA2**t)).add_(EPSILON)
@@ -562,23 +609,23 @@ def update(p: torch.Tensor, g: torch.Tensor, m: torch.Tensor, v: torch.Tensor, t
 
 
 class AdamInBackward:
-    """From its construction on, every backward of the model is also a step of Adam."""
+    """After its construction, every backward pass of the model also does a step of Adam."""
 
     def __init__(self, model: nn.Module):
         self.states = {
             p: {"m": torch.zeros_like(p), "v": torch.zeros_like(p), "t": 0}
             for p in model.parameters()
         }
-        # >>> solution 4: let every parameter call self.ready when its gradient is complete
+        # >>> solution 4: let autograd call self.ready(p) when the gradient of p is complete
         for p in model.parameters():
             p.register_post_accumulate_grad_hook(self.ready)
         # <<< solution
 
     @torch.no_grad()
     def ready(self, p: nn.Parameter) -> None:
-        """Use the gradient of this parameter, and drop it."""
+        """Update this parameter with its gradient, and drop the gradient."""
         state = self.states[p]
-        # >>> solution 4: count t up, update, let go of the gradient
+        # >>> solution 4: increase t, update, and set the gradient to None
         state["t"] += 1
         update(p, p.grad, state["m"], state["v"], state["t"])
         p.grad = None
@@ -626,35 +673,35 @@ if __name__ == "__main__":
 # %% [markdown]
 # ## Step 5: the batch in pieces
 #
-# You want 1,024 rows a step, and the activations alone would take 22 MiB. Gradients add up in
-# `.grad` until someone sets them to None. So run forward and backward for a few rows at a time,
-# a **micro-batch**, and let the optimizer step once. The activations are then those of one
-# micro-batch.
+# You want to use 1,024 rows in a step, but their activations alone need 22 MiB. Gradients add
+# up in `.grad` until someone sets them to None. So you can run forward and backward for a few
+# rows at a time, and let the optimizer step once at the end. Such a group of rows is a
+# **micro-batch**. At any time, only the activations of one micro-batch are in memory.
 #
-# How many rows fit? What is there in any case, plus what each row needs, must stay within the
-# limit.
+# How many rows fit? Some memory is needed in any case, and each row needs some more. The sum
+# must not exceed the limit.
 #
-# And the loss must be the same. Here some rows are padding (`keep` is False), as tokens are in
-# texts of different lengths; the loss is the mean over the rows that count. The mean of the
-# micro-batches' means would give rows in a micro-batch with much padding more weight. (Hugging
-# Face's Trainer computed that until October 2024.) Each micro-batch has to contribute its
-# *sum*, divided by the number of rows that count in the *whole* batch. A micro-batch may also
-# consist of padding alone.
+# The loss must stay the same. In this step some rows are padding, as some tokens are if texts
+# have different lengths. For these rows, `keep` is False. The loss is the mean over the other
+# rows. The mean of the means of the micro-batches would be wrong, because a row would count
+# more if its micro-batch has much padding. (Hugging Face's Trainer computed this wrong mean
+# until October 2024.) So each micro-batch must contribute the *sum* over its rows, divided by
+# the number of kept rows in the *whole* batch. A micro-batch can also consist of padding alone.
 
 
 # %%
 def square_of_rows(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """The loss of each row, [b]."""
+    """Return the loss of each row, [b]."""
     return (outputs - targets).square().mean(1)
 
 
-def rows_that_fit(limit: int, fixed: int, each: int) -> int:
-    """The most rows for which `fixed` bytes and `each` bytes a row are within the limit.
+def rows_that_fit(limit: int, fixed: int, per_row: int) -> int:
+    """Return how many rows fit if they need `fixed` bytes and `per_row` bytes for each row.
 
-    Raises OutOfMemory if that is not even one.
+    Raises OutOfMemory if not even one row fits.
     """
-    # >>> solution 5: round down
-    rows = (limit - fixed) // each
+    # >>> solution 5: divide what is left by per_row, round down, and raise if no row fits
+    rows = (limit - fixed) // per_row
     if rows < 1:
         raise OutOfMemory("not one row fits")
     return rows
@@ -664,12 +711,13 @@ def rows_that_fit(limit: int, fixed: int, each: int) -> int:
 def accumulate(
     model: Net, inputs: torch.Tensor, targets: torch.Tensor, keep: torch.Tensor, rows: int
 ) -> float:
-    """Leave in .grad the gradients of the mean loss over the rows where `keep` is True.
+    """Compute the mean loss over the rows where `keep` is True, and its gradients.
 
-    Runs at most `rows` rows at a time; returns that loss.
+    The model gets at most `rows` rows at a time. Leaves the gradients in .grad, and returns
+    the loss.
     """
-    # >>> solution 5: for each piece: forward, sum over its kept rows by all kept, backward
-    # hint: tensor.split(rows) gives pieces of `rows` rows, the last one may be smaller
+    # >>> solution 5: for each piece: forward; sum of its kept rows / all kept rows; backward
+    # hint: tensor.split(rows) returns pieces of `rows` rows, and the last one may be smaller
     total, counted = 0.0, keep.sum()
     for x, y, k in zip(inputs.split(rows), targets.split(rows), keep.split(rows), strict=True):
         loss = (square_of_rows(model(x), y) * k).sum() / counted
@@ -686,13 +734,18 @@ if __name__ == "__main__":
         inputs, targets = make_batch(1024, device=device)
         keep = (torch.arange(1024) * torch.arange(1024) // 300 % 4 > 0).to(device)
         fixed = PREDICTED.parameters + PREDICTED.gradients + PREDICTED.states
-        each = PREDICTED.activations // ROWS + 4 * 12 * HIDDEN  # and backward's temporaries
-        rows = rows_that_fit(LIMIT, fixed, each)
+        # the activations of a row, and temporary tensors of backward
+        per_row = PREDICTED.activations // ROWS + 4 * 12 * HIDDEN
+        rows = rows_that_fit(LIMIT, fixed, per_row)
 
         def train(size: int) -> tuple[list[float], list[torch.Tensor]]:
-            model = build_model(device).eval()  # no dropout: each size would draw other masks
+            model = build_model(
+                device
+            ).eval()  # with dropout, each size would draw different masks
             adam, losses = make_adam(model), []
-            for _ in range(2):  # from the second step on Adam's moments are there
+            for _ in range(
+                2
+            ):  # in the second step, the moments of Adam exist from the beginning
                 adam.zero_grad()
                 losses.append(accumulate(model, inputs, targets, keep, size))
                 adam.step()
@@ -705,8 +758,9 @@ if __name__ == "__main__":
         assert_same(torch.tensor(found[0]), torch.tensor(losses), "the losses")
         assert_same(found[1], gradients, "the gradients")
         print(
-            f"        {rows} rows fit: {-(-1024 // rows)} micro-batches, peak ≈{peak / MIB:.2f}"
-            f" MiB; loss {found[0][0]:.4f} over {int(keep.sum())} rows, gradients as at once"
+            f"        {rows} rows fit, so there are {-(-1024 // rows)} micro-batches; peak"
+            f" ≈{peak / MIB:.2f} MiB\n        over {int(keep.sum())} rows the loss is"
+            f" {found[0][0]:.4f}; loss and gradients equal those of the whole batch"
         )
 
     check_accumulation()
@@ -714,35 +768,38 @@ if __name__ == "__main__":
 # %% [markdown]
 # ## Step 6: compute it again
 #
-# Sometimes one micro-batch is still too large, or the model too deep. Then keep of each block
-# only its input, and compute what is inside a second time when backward comes to it:
-# **activation checkpointing**. A third more FLOPs (forward, forward again, backward at twice
-# the price: 4 instead of 3), and the activations of a block shrink from about $11bh$ to $bh$
-# numbers, plus those of the one block that backward is in.
+# Sometimes even one micro-batch is too large, or the model has too many layers. Then you can
+# save only the input of each block, and compute the inside of the block a second time when
+# backward reaches it. This is **activation checkpointing**. It needs a third more FLOPs. A
+# backward pass costs twice as much as a forward pass, so a step costs 4 forward passes instead
+# of 3. The saved activations of a block shrink from about $11bh$ to $bh$ numbers. In addition,
+# one block is complete in memory, which is the block that backward works on.
 #
-# Write it as an `autograd.Function`. In `forward` autograd records nothing, so nothing is saved
-# but what you save: tensors by `ctx.save_for_backward`, which backward frees, other things as
-# attributes of `ctx`. In `backward` you get the gradient of the output. Run the block again,
-# this time recording (`torch.enable_grad()`), on a copy of the input that is cut off from the
-# graph and requires a gradient; and let `output.backward(gradient)` go through it. That adds
-# to the parameters' `.grad`. Return a gradient for every argument of `forward`: None for the
-# block.
+# Write this as an `autograd.Function`. In `forward`, autograd records nothing, so only what you
+# save is saved. Save tensors with `ctx.save_for_backward`, because backward then frees them.
+# Save other objects as attributes of `ctx`. In `backward` you receive the gradient of the
+# output. Run the block again, and let autograd record this time, with `torch.enable_grad()`.
+# The input of this run must be a detached tensor that requires a gradient. Then call
+# `output.backward(gradient)`. It adds to the `.grad` of the parameters. At the end, return a
+# gradient for every argument of `forward`. The gradient for the block is None.
 #
-# Dropout is the trap. The second forward must draw the mask of the first, or the gradients
-# belong to another function. So save the generator's state before the first forward, set it
-# before the second, and then put back the state that the generator had: else every random
-# number after it would be drawn a second time.
+# Dropout needs special care. The second forward pass must draw the same mask as the first one.
+# Otherwise the gradients belong to a different function. So save the state of the random
+# generator before the first forward pass, and set it before the second one. After that, restore
+# the state that the generator had before backward. Otherwise later operators would draw the
+# same random numbers a second time.
 
 
 # %%
 def random_state(device: torch.device) -> torch.Tensor:
-    """The state of the generator of random numbers on this device."""
+    """Return the state of the random generator of this device."""
     if device.type == "cpu":
         return torch.get_rng_state()
     return torch.get_device_module(device).get_rng_state(device)
 
 
 def set_random_state(state: torch.Tensor, device: torch.device) -> None:
+    """Set the state of the random generator of this device."""
     if device.type == "cpu":
         torch.set_rng_state(state)
     else:
@@ -750,11 +807,11 @@ def set_random_state(state: torch.Tensor, device: torch.device) -> None:
 
 
 class Checkpoint(torch.autograd.Function):
-    """Checkpoint.apply(block, x) is block(x), of which only x is kept for backward."""
+    """Checkpoint.apply(block, x) returns block(x), and saves only x for backward."""
 
     @staticmethod
     def forward(ctx, block: nn.Module, x: torch.Tensor) -> torch.Tensor:
-        # >>> solution 6: keep the block, x, and the state of the generator; run the block
+        # >>> solution 6: save the block, x, and the state of the generator; run the block
         ctx.block, ctx.state = block, random_state(x.device)
         ctx.save_for_backward(x)
         return block(x)
@@ -762,8 +819,8 @@ class Checkpoint(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient: torch.Tensor) -> tuple[None, torch.Tensor]:
-        # >>> solution 6: run the block again as it ran before, recording; backward through it
-        # hint: x.detach().requires_grad_() is a leaf with the numbers and the memory of x
+        # >>> solution 6: run the block again with the old state, with grad; backward; return
+        # hint: x.detach().requires_grad_() is a leaf that shares the memory of x
         x = ctx.saved_tensors[0].detach().requires_grad_()
         now = random_state(x.device)
         set_random_state(ctx.state, x.device)
@@ -776,8 +833,8 @@ class Checkpoint(torch.autograd.Function):
 
 
 def checkpoint_by_torch(block: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    """The same by torch.utils.checkpoint, in the variant that is not reentrant."""
-    # >>> solution 6: one call of checkpoint
+    """Do the same with torch.utils.checkpoint, in its variant that is not reentrant."""
+    # >>> solution 6: call checkpoint once
     return checkpoint(block, x, use_reentrant=False)
     # <<< solution
 
@@ -808,8 +865,8 @@ if __name__ == "__main__":
             assert_same(found, true, f"{name}: losses or gradients")
             peak = peak_of(lambda r=run: steps(r, []), device, LIMIT)
             print(
-                f"        {name}: peak ≈{peak / MIB:.2f} MiB, plain ≈{before / MIB:.2f}; losses"
-                f" and gradients of two steps as plain, with dropout"
+                f"        {name}: peak ≈{peak / MIB:.2f} MiB, plain ≈{before / MIB:.2f} MiB;"
+                " with dropout, losses and gradients of two steps equal plain"
             )
 
     check_checkpoint()
@@ -817,54 +874,58 @@ if __name__ == "__main__":
 # %% [markdown]
 # ## Step 7: what to compute again
 #
-# To checkpoint every block is seldom necessary. Some layers hold much and are cheap to run
-# again (activation functions, normalisation, dropout: no matrix). Others hold little and are
-# expensive to run again. So choose the units whose second forward costs least and still makes
-# the step fit. The net of this step has both kinds, in ten units. You know three numbers of
-# each unit:
+# It is rarely necessary to checkpoint every block. Some layers save many bytes and are cheap to
+# run again. These are layers without a matrix, such as activation functions, normalization and
+# dropout. Other layers save few bytes and are expensive to run again. So choose the units whose
+# second forward pass costs least, but which save enough memory. The net of this step has both
+# kinds, in ten units. You know three numbers of each unit:
 #
 # | number | what it is |
 # |---|---|
-# | `held` | the bytes that the unit holds for backward, its input included |
-# | `kept` | the bytes that it still holds if it is checkpointed: only its input |
-# | `flops` | the FLOPs of its forward, which is what it costs to run the unit again |
+# | `saved` | the bytes that the unit saves for backward, with its input |
+# | `input` | the bytes of its input, which is all that it saves if it is checkpointed |
+# | `flops` | the FLOPs of its forward pass, which is what it costs to run the unit again |
 #
-# First predict the peak. When backward comes to unit $i$, the units after it have been freed,
-# those before it hold what they hold, and unit $i$ itself holds everything, *whether or not it
-# is checkpointed*: if so, it has just been computed again. The peak is the largest of these
-# sums. So the last unit is at its worst at the very moment when everything before it is still
-# there, and to checkpoint it saves nothing.
+# First predict the peak. When backward reaches unit $i$, the later units have been freed
+# already. The earlier units still have what they have saved. Unit $i$ needs its complete
+# activations, *whether it is checkpointed or not*, because a checkpointed unit has just been
+# computed again. The peak is the largest of these sums. It is therefore useless to checkpoint
+# the last unit. When backward reaches it, its complete activations are in memory in both cases.
 #
-# Then choose. Ten units have 1,024 subsets: try all. (For a large model, this is a knapsack
-# problem. `torch.utils.checkpoint.create_selective_checkpoint_contexts` leaves it to you, by a
-# policy that says of each operator whether to save its result; the partitioner of
-# `torch.compile` solves it, for `torch._functorch.config.activation_memory_budget`.)
+# Then choose. Ten units have 1,024 subsets, so you can try all of them. For a large model, this
+# is a knapsack problem. With `torch.utils.checkpoint.create_selective_checkpoint_contexts` you
+# decide yourself: you write a policy, and it decides for each operator whether its result is
+# saved. The partitioner of `torch.compile` solves the problem for you, with the budget
+# `torch._functorch.config.activation_memory_budget`.
 
 
 # %%
 class Unit(NamedTuple):
-    """What a unit of a net needs; bytes and FLOPs."""
+    """The bytes and FLOPs of one unit of a net."""
 
-    held: int
-    kept: int
+    saved: int
+    input: int
     flops: int
 
 
 def predicted_peak(units: Sequence[Unit], chosen: Iterable[int]) -> int:
-    """The most bytes of activations at a time, if these units (by index) are checkpointed."""
-    # >>> solution 7: for each unit: what those before it hold, and all of its own; the largest
+    """Return the peak of the activations in bytes, if these units are checkpointed.
+
+    `chosen` contains the indices of the units.
+    """
+    # >>> solution 7: the largest sum of what the units before it saved, and its own `saved`
     chosen, before, peak = set(chosen), 0, 0
     for i, unit in enumerate(units):
-        peak = max(peak, before + unit.held)
-        before += unit.kept if i in chosen else unit.held
+        peak = max(peak, before + unit.saved)
+        before += unit.input if i in chosen else unit.saved
     return peak
     # <<< solution
 
 
 def choose(units: Sequence[Unit], budget: int) -> set[int] | None:
-    """The units to checkpoint: fewest FLOPs for a peak within `budget`; None: nothing fits."""
+    """Return the units with the fewest FLOPs whose peak is within `budget`, or None."""
     # >>> solution 7: try all subsets
-    # hint: itertools.combinations(range(n), size) gives the subsets of one size
+    # hint: itertools.combinations(range(n), size) returns the subsets of one size
     indices, best = range(len(units)), None
     for size in range(len(units) + 1):
         for chosen in itertools.combinations(indices, size):
@@ -878,7 +939,7 @@ def choose(units: Sequence[Unit], budget: int) -> set[int] | None:
 
 # %%
 class Wave(nn.Module):
-    """[b, h] to [b, h], without a matrix."""
+    """A residual block without a matrix, from [b, h] to [b, h]."""
 
     def __init__(self, hidden: int, dropout: float = DROPOUT):
         super().__init__()
@@ -889,6 +950,7 @@ class Wave(nn.Module):
 
 
 def build_mixed(device: torch.device | str = "cpu") -> Net:
+    """Return a net with five blocks of both kinds, in turn."""
     torch.manual_seed(8)
     blocks: list[nn.Module] = []
     for times in (4, 1, 3, 2, 4):
@@ -897,14 +959,14 @@ def build_mixed(device: torch.device | str = "cpu") -> Net:
 
 
 def measure_unit(block: nn.Module, rows: int, device: torch.device) -> Unit:
-    """What a block holds for backward, measured; its FLOPs, counted."""
+    """Measure what a block saves for backward, and count its FLOPs."""
     with Memory(device) as memory:
         x = torch.randn(rows, HIDDEN, device=device)
-        kept = memory.used
+        size = memory.used
         y = block(x.requires_grad_())
-        held = memory.used - y.nbytes
+        saved = memory.used - y.nbytes
     matrices = sum(p.numel() for p in block.parameters() if p.ndim == 2)
-    return Unit(held, kept, 2 * rows * matrices + 20 * x.numel())
+    return Unit(saved, size, 2 * rows * matrices + 20 * x.numel())
 
 
 if __name__ == "__main__":
@@ -915,7 +977,7 @@ if __name__ == "__main__":
         model = build_mixed(device)
         units = [measure_unit(block, rows, device) for block in model.blocks]
         psi = sum(p.numel() for p in model.parameters())
-        # parameters and moments, the last layer and the loss, temporaries of a block's backward
+        # parameters and moments, the last layer and the loss, temporary tensors of backward
         fixed = 12 * psi + 4 * rows * (HIDDEN + WIDTH) + 4 * rows * 5 * HIDDEN
         everything, forward = range(len(units)), sum(unit.flops for unit in units)
 
@@ -951,7 +1013,7 @@ if __name__ == "__main__":
             more = 100 * sum(units[i].flops for i in which) / (3 * forward)
             numbers = f"{guess / MIB:11.2f}     ≈{peak / MIB:5.2f}"
             print(f"        {name:20}{numbers}          +{more:.1f}%")
-            ask(abs(guess - peak) < 0.1 * peak, "the prediction is more than 10% off")
+            ask(abs(guess - peak) < 0.1 * peak, "the prediction differs by more than 10%")
             assert_same(torch.tensor(found), torch.tensor(true), f"{name}: the losses")
 
     check_choice()
@@ -959,74 +1021,84 @@ if __name__ == "__main__":
 # %% [markdown]
 # ## Step 8: enough, but in pieces
 #
-# The last failure says that there is enough:
+# The last program fails although enough memory is free:
 #
 #     out of memory: wanted 4.00 MiB; 8.83 MiB are free, the largest piece has 1.80 MiB
 #
-# A tensor needs one piece of addresses. PyTorch does not ask the driver for each tensor, which
-# would take longer than most kernels; it keeps what it once got, and hands out pieces of it: a
-# **caching allocator**. The next cell has its heart, for one piece of memory: best fit, split,
-# coalesce. ([Assignment 1](../assessment/assignments.md#1-memory-a-caching-allocator) lets you
-# write one, for several streams.) Even so, what stays between what goes keeps holes apart:
-# **fragmentation**.
+# A tensor needs one contiguous piece of addresses. PyTorch does not request memory from the
+# driver for each tensor, because this would take longer than most kernels. It keeps the memory
+# that it has received, and it gives pieces of it to the tensors. This is a **caching
+# allocator**. The next cell contains its central algorithm for one piece of memory: best fit,
+# split and coalesce. (In [Assignment
+# 1](../assessment/assignments.md#1-memory-a-caching-allocator) you write an allocator for
+# several streams.) If tensors that stay lie between tensors that are freed, the free pieces
+# cannot be joined. This is **fragmentation**.
 #
-# What an allocator knows it tells in a **snapshot**: on a GPU `torch.cuda.memory._snapshot()`,
-# here `allocator.snapshot()`, which has the same form. Two parts of it answer two questions.
+# An allocator shows its state in a **snapshot**. On a GPU, `torch.cuda.memory._snapshot()`
+# returns it. In this lab, `allocator.snapshot()` returns one of the same form. Two parts of it
+# answer two questions.
 #
-# **How much, and in what pieces?** `segments` are what came from the driver, each a list of
-# `blocks`. A block has its `size`, the `requested_size` before it was rounded up to 512 bytes,
-# and a `state`: a tensor has it (`active_allocated`), Python has given it back and another
-# stream may still use it (`active_pending_free`), or it is free (`inactive`). (In the docstring
-# of `_snapshot`, the second state is called `active_awaiting_free`. The snapshots themselves
-# contain `active_pending_free`.) A free block still has the `requested_size` of its last
-# tensor. So there are four numbers:
+# **How much memory is used, and in which pieces?** `segments` is a list of what came from the
+# driver, and each segment has a list of `blocks`. A block has a `size`. It also has a
+# `requested_size`, which is the size before it was rounded up to a multiple of 512 bytes. Its
+# `state` is one of three. In the state `active_allocated`, a tensor uses the block. In the
+# state `active_pending_free`, Python has freed the block, but another stream may still use it.
+# In the state `inactive`, the block is free. (The docstring of `_snapshot` calls the second
+# state `active_awaiting_free`. The snapshots themselves contain `active_pending_free`.) A free
+# block still has the `requested_size` of its last tensor. You compute four numbers from this:
 #
-# * *requested*: what tensors asked for, in both kinds of active blocks;
-# * *allocated*: the sizes of tensors' blocks alone, which is `torch.cuda.memory_allocated()`;
-# * *reserved*: all segments, `total_size`, which is `torch.cuda.memory_reserved()`;
-# * *largest*: the largest free block. Far below what is free, it says that memory is in pieces.
+# * *requested* is the number of bytes that tensors requested, in both kinds of active blocks.
+# * *allocated* is the size of the blocks in the state `active_allocated`. It equals
+#   `torch.cuda.memory_allocated()`.
+# * *reserved* is the `total_size` of all segments. It equals `torch.cuda.memory_reserved()`.
+# * *largest* is the size of the largest free block. If it is much smaller than the free memory,
+#   the memory is fragmented.
 #
-# **Who?** `device_traces` has for each device what happened since
-# `torch.cuda.memory._record_memory_history()`. An entry has an `action`, `addr`, `size` and
-# `frames`, the innermost first. A tensor begins with `alloc`. It ends with `free_requested`,
-# when Python lets go of it, and `free_completed`, after which its block can be given away. The
-# other actions (`segment_alloc`, `oom`, `snapshot`) are not of tensors, and may lack `addr`.
-# What was there before recording began ends without ever having begun. Replay it, and at its
-# highest point you know who holds the bytes, and who asked last.
+# **Which functions own the bytes?** `device_traces` has a list for each device, with everything
+# that happened after `torch.cuda.memory._record_memory_history()`. An entry has an `action`, an
+# `addr`, a `size`, and `frames` with the innermost frame first. The function `maker(entry)`
+# returns the frame that allocated the memory, which we call the maker of the block. A block is
+# in use from its entry `alloc` on. When Python drops the tensor, there is an entry
+# `free_requested`. After the entry `free_completed`, the allocator can use the block again, so
+# count the block until then. The other actions (`segment_alloc`, `oom`, `snapshot`) are not
+# about tensors, and they may have no `addr`. A block that was allocated before the recording
+# has an entry for its end, but none for its beginning. If you replay the history up to its
+# peak, you know which makers own the bytes, and which allocation reached the peak.
 #
-# A CPU has no such snapshot, but the profiler sees its allocator: with `profile_memory=True` it
-# notes each allocation and each free, with address and bytes. `as_history` makes entries of
-# them, whose frames are the operators around them. So one reader serves both. It also sees
-# what the meter of this lab cannot, temporaries within an operator: here those of dropout,
-# whose mask the CPU casts to float32 before it multiplies.
+# A CPU has no such snapshot, but the profiler sees its allocator. With `profile_memory=True` it
+# records the address and the bytes of each allocation and each free. `as_history` converts them
+# to entries, whose frames are the operators around them. So you can use `at_peak` for both. The
+# profiler also sees temporary tensors inside of an operator, which `Memory` cannot see. Here
+# these are the temporary tensors of dropout, because the CPU converts its mask to float32
+# before it multiplies.
 #
-# The fix for what the last failure says is the order: what lives long is allocated first, and
-# side by side. (Where you cannot change the order, PyTorch has settings:
-# `expandable_segments:True` lets memory grow behind a piece by mapping more pages there,
-# `max_split_size_mb` keeps large pieces from being cut, `roundup_power2_divisions` makes sizes
-# alike.)
+# The last failure has a simple fix, which is the order. If the tensors that are never freed are
+# allocated first, they lie next to each other. If you cannot change the order, PyTorch has
+# three settings. With `expandable_segments:True`, a segment can grow, because more pages are
+# mapped behind it. `max_split_size_mb` forbids to split large blocks, and
+# `roundup_power2_divisions` makes sizes more alike.
 
 
 # %%
 @dataclass
 class Piece:
-    """A piece of memory: `size` bytes from `start` on, of which a tensor asked for `asked`."""
+    """A piece of memory with `size` bytes from `start` on. A tensor requested `requested`."""
 
     start: int
     size: int
     used: bool = False
-    asked: int = 0
+    requested: int = 0
 
 
 class Allocator:
-    """All of its memory is in `pieces`, free or used, in the order of addresses."""
+    """An allocator. `pieces` is all of its memory, used or free, in the order of addresses."""
 
     def __init__(self, capacity: int):
         self.pieces, self.history = [Piece(0, capacity)], []
 
-    def malloc(self, asked: int, name: str) -> int:
-        """Give away at least `asked` bytes; return where they start."""
-        size = -(-asked // 512) * 512
+    def malloc(self, requested: int, name: str) -> int:
+        """Allocate at least `requested` bytes, and return their address."""
+        size = -(-requested // 512) * 512
         fitting = [p for p in self.pieces if not p.used and p.size >= size]
         if not fitting:
             raise self.out_of_memory(size)
@@ -1034,33 +1106,34 @@ class Allocator:
         if piece.size > size:  # split
             rest = Piece(piece.start + size, piece.size - size)
             self.pieces.insert(self.pieces.index(piece) + 1, rest)
-        piece.size, piece.used, piece.asked = size, True, asked
+        piece.size, piece.used, piece.requested = size, True, requested
         self.note("alloc", piece, name)
         return piece.start
 
     def free(self, start: int) -> None:
-        """Take back the piece that starts there."""
+        """Free the piece that starts at this address."""
         i = next(i for i, p in enumerate(self.pieces) if p.start == start)
         self.note("free_requested", self.pieces[i])
         self.note("free_completed", self.pieces[i])  # no other stream uses it
         self.pieces[i].used = False
-        for left in (i, i - 1):  # coalesce, with the right neighbour, then with the left one
+        for left in (i, i - 1):  # coalesce with the right neighbor, then with the left one
             pair = self.pieces[left : left + 2] if left >= 0 else []
             if len(pair) == 2 and not pair[0].used and not pair[1].used:
                 pair[0].size += pair[1].size
                 del self.pieces[left + 1]
 
     def note(self, action: str, piece: Piece, *names: str) -> None:
-        entry = {"action": action, "addr": piece.start, "size": piece.asked, "stream": 0}
+        """Add an entry to the history."""
+        entry = {"action": action, "addr": piece.start, "size": piece.requested, "stream": 0}
         self.history.append(entry | {"frames": frames_of(names)})
 
     def snapshot(self) -> dict:
-        """As torch.cuda.memory._snapshot() has it; all memory is one segment."""
+        """Return a snapshot like torch.cuda.memory._snapshot(), with one segment."""
         blocks = [
             {
                 "address": p.start,
                 "size": p.size,
-                "requested_size": p.asked,
+                "requested_size": p.requested,
                 "state": "active_allocated" if p.used else "inactive",
                 "frames": [],
             }
@@ -1081,22 +1154,22 @@ class Allocator:
 
 
 def frames_of(names: Iterable[str]) -> list[dict]:
-    """What stands for a stack where there are only names, the innermost first."""
+    """Return the frames of a stack that has only names, the innermost first."""
     return [{"filename": "", "line": 0, "name": name} for name in names]
 
 
 def maker(entry: dict) -> str:
-    """Who asked for it: the innermost frame that says more than that memory was wanted."""
+    """Return the innermost frame that is not one of the allocation functions of PyTorch."""
     names = [
         f"{Path(frame['filename']).name}:{frame['line']} {frame['name']}".removeprefix(":0 ")
         for frame in entry["frames"]
     ]
     telling = (n for n in names if not n.startswith(("aten::empty", "aten::resize_")))
-    return next(telling, names[-1] if names else "nobody we know")
+    return next(telling, names[-1] if names else "unknown")
 
 
 class Account(NamedTuple):
-    """Bytes."""
+    """Four numbers of a snapshot, in bytes."""
 
     requested: int
     allocated: int
@@ -1105,8 +1178,8 @@ class Account(NamedTuple):
 
 
 def account(segments: Iterable[dict]) -> Account:
-    """The four numbers of a snapshot's segments."""
-    # >>> solution 8: add up over the blocks of all segments, by their states
+    """Return the four numbers for the segments of a snapshot."""
+    # >>> solution 8: add up the blocks of all segments, according to their states
     blocks = [block for segment in segments for block in segment["blocks"]]
     return Account(
         requested=sum(b["requested_size"] for b in blocks if b["state"] != "inactive"),
@@ -1118,16 +1191,16 @@ def account(segments: Iterable[dict]) -> Account:
 
 
 class Peak(NamedTuple):
-    """The highest point of a history."""
+    """The moment of a history in which most bytes were in use."""
 
-    size: int  # bytes that live
-    held: list[tuple[str, int]]  # makers of what lives there and its bytes, most first
-    last: str  # the maker of the allocation that reached it
+    size: int  # bytes in use
+    owners: list[tuple[str, int]]  # makers and their bytes at the peak, most bytes first
+    last: str  # the maker of the allocation that reached the peak
 
 
 def at_peak(history: Iterable[dict]) -> Peak:
-    """Replay a device trace to its highest point. A block lives until its free is completed."""
-    # >>> solution 8: keep what lives by its addr, and its sum; at a new maximum, note who holds
+    """Replay a device trace and return its peak. A block is in use until free_completed."""
+    # >>> solution 8: track the blocks in use by addr, and their sum; at a new peak, note makers
     living, used, highest = {}, 0, Peak(0, [], "")
     for entry in history:
         if entry["action"] == "alloc":
@@ -1145,8 +1218,8 @@ def at_peak(history: Iterable[dict]) -> Peak:
 
 
 def profile_memory(run: Callable[[], object], path: str | Path) -> None:
-    """Write the profiler's trace of `run()`, with what the CPU's allocator does."""
-    # >>> solution 8: profile the CPU, with memory; run; export_chrome_trace
+    """Run `run()` under the profiler, and write a trace with its CPU allocations."""
+    # >>> solution 8: profile the CPU, with memory, while run() runs; export_chrome_trace
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         run()
     profiler.export_chrome_trace(str(path))
@@ -1154,11 +1227,11 @@ def profile_memory(run: Callable[[], object], path: str | Path) -> None:
 
 
 def as_history(path: str | Path) -> list[dict]:
-    """What a profiler's trace says of memory, as entries of a device trace."""
+    """Convert the memory events of a trace of the profiler to entries of a device trace."""
     events = json.loads(Path(path).read_text())["traceEvents"]
     kinds = ("cpu_op", "cpu_instant_event")
     events = [event for event in events if event.get("cat") in kinds]
-    around, history = [], []  # the operators that have begun and not ended
+    around, history = [], []  # the operators that have started and not ended
     for event in sorted(events, key=lambda event: (event["ts"], -event.get("dur", 0))):
         while around and around[-1]["ts"] + around[-1]["dur"] <= event["ts"]:
             around.pop()
@@ -1174,7 +1247,7 @@ def as_history(path: str | Path) -> list[dict]:
 
 
 class Event(NamedTuple):
-    """A tensor comes (size > 0) or goes (size 0)."""
+    """A tensor is allocated (size > 0) or freed (size 0)."""
 
     name: str
     size: int
@@ -1185,7 +1258,7 @@ def long_lived_first(trace: Sequence[Event]) -> list[Event]:
 
     Both groups keep their order, and `trace` stays unchanged.
     """
-    # >>> solution 8: which names are freed? what is not freed, then the rest
+    # >>> solution 8: find the names that are freed; put the events of all other names first
     freed = {event.name for event in trace if event.size == 0}
     return sorted(trace, key=lambda event: event.name in freed)
     # <<< solution
@@ -1193,7 +1266,7 @@ def long_lived_first(trace: Sequence[Event]) -> list[Event]:
 
 # %%
 def replay(trace: Iterable[Event], allocator: Allocator) -> int:
-    """Let an allocator do what a trace says; return the highest address that was used."""
+    """Replay a trace with an allocator, and return the highest address that it used."""
     starts, top = {}, 0
     for event in trace:
         if event.size:
@@ -1205,27 +1278,27 @@ def replay(trace: Iterable[Event], allocator: Allocator) -> int:
 
 
 class Recorder(Memory):
-    """Writes the trace of what runs inside of it."""
+    """Record the allocations of the code that runs inside of it, as a trace."""
 
     def __init__(self, device: torch.device):
         super().__init__(device)
         self.trace: list[Event] = []
         self.names: dict[int, str] = {}
 
-    def see(self, storage: torch.UntypedStorage, maker: str) -> None:
+    def add(self, storage: torch.UntypedStorage, maker: str) -> None:
         key, known = storage._cdata, storage._cdata in self.living
-        super().see(storage, maker)
+        super().add(storage, maker)
         if not known and key in self.living:
             self.names[key] = f"{maker} {len(self.trace)}"
             self.trace.append(Event(self.names[key], self.living[key][1]))
 
-    def forget(self, key: int) -> None:
-        super().forget(key)
+    def remove(self, key: int) -> None:
+        super().remove(key)
         self.trace.append(Event(self.names.pop(key), 0))
 
 
 def layers_trace() -> list[Event]:
-    """Twelve layers' activations and statistics; then a large tensor."""
+    """Return a trace: activations and statistics of twelve layers, then a large tensor."""
     trace = []
     for layer in range(12):
         trace += [
@@ -1248,14 +1321,15 @@ if __name__ == "__main__":
         return model
 
     def say(whose: str, peak: Peak) -> None:
-        held = ", ".join(f"{name} {size / MIB:.2f}" for name, size in peak.held[:3])
-        print(f"{whose}: peak ≈{peak.size / MIB:.2f} MiB, reached by {peak.last}")
-        print(f"        held there, MiB: {held}")
+        owners = ", ".join(f"{name} {size / MIB:.2f}" for name, size in peak.owners[:3])
+        print(f"{whose}: the peak is ≈{peak.size / MIB:.2f} MiB, reached by {peak.last}")
+        print(f"        most bytes at the peak, in MiB: {owners}")
 
     def say_account(numbers: Account) -> None:
         parts = zip(Account._fields, numbers, strict=True)
         print(
-            "        after it, MiB: " + ", ".join(f"{name} {n / MIB:.2f}" for name, n in parts)
+            "        afterwards, in MiB: "
+            + ", ".join(f"{name} {n / MIB:.2f}" for name, n in parts)
         )
 
     def check_peaks() -> None:
@@ -1269,17 +1343,19 @@ if __name__ == "__main__":
         top = replay(recorder.trace, allocator) / MIB
         snapshot, kept = allocator.snapshot(), sum(p.nbytes for p in model.parameters())
         peak, numbers = at_peak(snapshot["device_traces"][0]), account(snapshot["segments"])
-        say("step 8: two steps on the CPU, by the profiler", profiled)
-        say(f"        by the allocator's snapshot, in {top:.2f} MiB of addresses", peak)
+        say("step 8: two steps on the CPU, from the profiler", profiled)
+        say(
+            f"        from the snapshot of the allocator, with {top:.2f} MiB of addresses", peak
+        )
         say_account(numbers)
         ask(
             peak.size == recorder.peak <= profiled.size < 1.1 * recorder.peak,
-            f"{recorder.peak:,} bytes were in use at most, by the meter; at_peak has"
-            f" {peak.size:,} for its trace, {profiled.size:,} for the profiler's",
+            f"the peak is {recorder.peak:,} bytes, but at_peak returns {peak.size:,} for the"
+            f" snapshot and {profiled.size:,} for the trace of the profiler",
         )
         ask(
             kept <= numbers.requested <= numbers.allocated <= numbers.reserved == 16 * MIB,
-            f"the model has {kept:,} bytes, account says {numbers}",
+            f"the model has {kept:,} bytes, and account returns {numbers}",
         )
 
     def check_cuda() -> None:
@@ -1290,44 +1366,45 @@ if __name__ == "__main__":
         stats, numbers = torch.cuda.memory_stats(), account(snapshot["segments"])
         del model
         peak = at_peak(snapshot["device_traces"][torch.cuda.current_device()])
-        say("        two steps on the GPU, by its snapshot", peak)
+        say("        two steps on the GPU, from its snapshot", peak)
         say_account(numbers)
         for name in ("requested", "allocated", "reserved"):
             true, found = stats[f"{name}_bytes.all.current"], getattr(numbers, name)
-            ask(found == true, f"{name}: account says {found:,}, memory_stats {true:,}")
+            ask(found == true, f"{name}: account returns {found:,}, and memory_stats {true:,}")
 
     def check_order() -> None:
         trace, allocator = layers_trace(), Allocator(LIMIT)
         try:
             replay(trace, allocator)
         except OutOfMemory as error:
-            print(f"        as it comes: {error}")
+            print(f"        in the given order: {error}")
         else:
-            raise AssertionError("the large tensor should not fit")
+            raise AssertionError("the large tensor should run out of memory")
         numbers = account(allocator.snapshot()["segments"])
         largest = f"the largest piece has {numbers.largest / MIB:.2f} MiB"
-        ask(largest in str(allocator.out_of_memory(0)), f"account says that {largest}")
+        ask(
+            largest in str(allocator.out_of_memory(0)),
+            f"account returns {numbers.largest:,} bytes for the largest free block",
+        )
         fixed = long_lived_first(trace)
-        ask(sorted(fixed) == sorted(trace), "long_lived_first gives other events")
+        ask(sorted(fixed) == sorted(trace), "long_lived_first does not return the same events")
         top = replay(fixed, Allocator(LIMIT))
-        print(f"        long-lived first: fits, {top / MIB:.2f} MiB of addresses used")
+        print(f"        long-lived tensors first: it fits, in {top / MIB:.2f} MiB of addresses")
 
     check_peaks()
     if device.type == "cuda":
         check_cuda()
     check_order()
-    print("seven programs that ran out of memory fit, and compute what they did")
+    print("seven programs that ran out of memory fit now, and their results are the same")
 
 # %% [markdown]
 # ## Where to go from here
 #
-# - In step 1, take `torch.autograd.graph.saved_tensors_hooks` to list what is saved, by shape.
-#   Which line of the table do you find twice, and why does it count once?
-# - Let the two functions of `saved_tensors_hooks` move activations to a file (or, on a GPU, to
-#   pinned memory on the host) instead of computing them again. What is the price now?
-# - Give `AdamInBackward` two micro-batches. What is computed, and why is it not what step 5
-#   computes?
-# - In step 6, leave out the line that puts the generator's state back, and print the masks of
-#   two steps.
-# - On a GPU, hold `torch.cuda.max_memory_allocated()` against `peak` for each step, then
-#   `max_memory_reserved()`. Where does the difference come from?
+# - In step 1, use `torch.autograd.graph.saved_tensors_hooks` to list what is saved, with
+# shapes. Which row of the table do you find twice, and why does it count only once? - Let the
+# two functions of `saved_tensors_hooks` move activations to a file, or on a GPU to pinned
+# memory of the host, instead of computing them again. What does this cost? - Give
+# `AdamInBackward` two micro-batches. What does it compute, and why is this not the result of
+# step 5? - In step 6, remove the line that restores the state of the generator, and print the
+# masks of two steps. - On a GPU, compare `torch.cuda.max_memory_allocated()` with `peak` in
+# each step, and then `max_memory_reserved()`. Where do the differences come from?

@@ -1,9 +1,9 @@
-"""The steps of lab 08: what each must do, how that is measured, and the hint for each symptom.
+"""Grade lab 08: test each step, and choose the hint that fits the mistake.
 
-Every step is graded on its own: whatever the learner's functions of that step call is taken
-from the finished lab, which lies beside this folder. The models here are small and of other
-sizes. Bytes are counted by the finished lab's `Memory`. Where a number is wrong, it is compared
-with the numbers that the common mistakes give, and the one that it equals names the hint.
+Each step is graded separately. All functions that a step does not grade come from the finished
+lab. The models here are small, and their sizes differ from those of the lab. Bytes are counted
+by the `Memory` of the finished lab. If a number is wrong, it is compared with the numbers that
+common mistakes give. If it equals one of these, this mistake determines the hint.
 """
 
 import functools
@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
-import torch._dynamo  # optimizers import it: once here, not in every process
+import torch._dynamo  # optimizers import it; import it here once for all processes
 from torch import nn
 
 from graders.tools import Lab, Wrong, ask, described, named, near, same, show, verdict
@@ -63,6 +63,8 @@ HINTS = {
     "memory.peak also contains temporaries. Read memory.used.",
     "warm_up": "The first call allocates tensors that later calls use again, such as Adam's "
     "moments. They are no leak. Call the step once before the first reading of memory.used.",
+    "not_subtracted": "memory.used also contains what was in use before. Read it after the "
+    "first call and at the end, and subtract the first number from the second.",
     "not_divided": "The result is not the growth of one call. Divide by the number of calls "
     "between the two readings.",
     "few_calls": "growth must call the step once, and then `times` times, and it must use the "
@@ -126,6 +128,7 @@ HINTS = {
     "rate": "The update must be multiplied by the learning rate η.",
     "old_moments": "The parameter was updated with the old moments. Update m and v first, and "
     "the parameter afterwards.",
+    "gradient_used": "p moved by the gradient g. Adam moves p by the moment m.",
     "gradient_changed": "update works in place on p, m and v only. It must not change g, which "
     "belongs to the caller.",
     "moments": "m or v is not right. m moves by 1 - β₁ towards g, and v moves by 1 - β₂ "
@@ -171,6 +174,7 @@ HINTS = {
     "backward for each micro-batch before the next forward, and let it free the graph.",
     "added_twice": "Some micro-batches count more than once. backward of a sum goes through "
     "every loss in it. Call it for the loss of one micro-batch.",
+    "first_only": "Only the first micro-batch took part. The `return` belongs after the loop.",
     "rows_lost": "The rows of the last micro-batch are missing. It may be smaller than the "
     "others.",
     "stopped_early": "The micro-batches after one that consists only of padding are missing. "
@@ -190,8 +194,10 @@ HINTS = {
     "torch.enable_grad(), on an input that requires a gradient.",
     "cut_off": "Backward went on into the layers before the block. Run the block on "
     "x.detach().requires_grad_(), which is a leaf.",
-    "input_gradient": "The layers before the block got no gradient. Return the gradient of the "
-    "detached input.",
+    "input_gradient": "The layers before the block need the gradient of its input. Run the "
+    "block on x.detach().requires_grad_(), and return the .grad of this tensor.",
+    "class_state": "The class has attributes that every call of apply overwrites. If several "
+    "blocks are checkpointed, each needs its own values. Store them in ctx.",
     "returns": "backward must return one value for each argument of forward: None for the "
     "block, and then the gradient of x.",
     "ones": "Your backward does not use the gradient of the output, which autograd passes to "
@@ -216,13 +222,14 @@ HINTS = {
     "torch_mask": "The gradients are those of a different mask. Leave preserve_rng_state at "
     "its default.",
     "computed_again": "When backward reaches a checkpointed unit, the unit is computed again "
-    "and holds everything. So unit i counts with `held`, whether it was chosen or not.",
+    "and needs all its activations. So unit i counts with `saved`, whether it was chosen or "
+    "not.",
     "freed_already": "When backward reaches unit i, the units after it have been freed. Add up "
     "only those before it, and return the largest of these sums.",
-    "left_behind": "Of the units before unit i, a checkpointed one holds `kept`, and every "
-    "other one holds `held`. Look at which of the two you add in which case.",
-    "input_twice": "`held` includes the input of the unit. So do not add `kept` to it, and do "
-    "not subtract `kept` from it.",
+    "left_behind": "Of the units before unit i, a checkpointed unit counts with `input`, and "
+    "every other unit counts with `saved`. Look at which of the two you add in which case.",
+    "input_twice": "`saved` includes the input of the unit. So do not add `input` to it, and "
+    "do not subtract `input` from it.",
     "chosen_once": "`chosen` is an iterable. It may be an iterator, which can be read only "
     "once, so a search with `in` uses it up. Make a set of it before the loop.",
     "does_not_fit": "What was chosen does not fit. Check predicted_peak of every candidate.",
@@ -244,8 +251,9 @@ HINTS = {
     "and not the sum of all free blocks.",
     "nothing_free": "If no block is free, the largest free block has 0 bytes. Give max a "
     "default.",
-    "free_requested": "A block can be given away from free_completed on, and not from "
-    "free_requested on. Count only one of the two.",
+    "free_requested": "The allocator can use a block again only after free_completed. So a "
+    "block counts until its entry free_completed, and its entry free_requested changes "
+    "nothing.",
     "unknown_free": "The history can contain a free of memory that was allocated before the "
     "history began. Check whether you have seen an alloc of its addr. If not, ignore the free.",
     "other_actions": "Only the actions alloc, free_requested and free_completed are about "
@@ -292,7 +300,7 @@ HINTS = {
 
 
 LAB = Lab(HINTS)
-RETURNED = {  # errors that say that a function of the learner returned nothing
+RETURNED = {  # errors that occur if a function of the learner returned None
     "cannot unpack non-iterable NoneType|'NoneType' object is not iterable": "returned",
     "unsupported format string passed to NoneType": "returned",
 }
@@ -314,18 +322,18 @@ def rows_of(n: int, seed: int = 5, width: int = 4) -> tuple[torch.Tensor, torch.
 
 @LAB.alone(
     1, "where the bytes are",
-    "parameters, gradients, states and activations are predicted, and measured",
+    "the prediction and the measurement of all four parts are right",
     "predict measure_parts", crashes=RETURNED,
 )  # fmt: skip
 def parts(module, lab, lesson):
-    # of these sizes, no two mistakes give the same number
+    # for these sizes, each mistake gives a different number
     for width, hidden, blocks, rows in ((12, 8, 3, 7), (32, 64, 8, 256)):
         p, g, s, saved = module.predict(width, hidden, blocks, rows)
         true = lab.predict(width, hidden, blocks, rows)
         where = f"width {width}, h = {hidden}, {blocks} blocks, {rows} rows"
-        what = f"{where}: {p:,} bytes of parameters, not {true.parameters:,}"
+        what = f"{where}: predicted {p:,} bytes of parameters, and not {true.parameters:,}"
         ask(near(p, true.parameters), what, "biases")
-        what = f"{where}: {g:,} bytes of gradients and {s:,} of states, not"
+        what = f"{where}: predicted {g:,} bytes of gradients and {s:,} of states, and not"
         what += f" {true.gradients:,} and {true.states:,}"
         ask(near(g, true.gradients) and near(s, true.states), what, "states")
         each, last = blocks * rows * hidden, 4 * rows * (hidden + width)
@@ -342,7 +350,9 @@ def parts(module, lab, lesson):
             "last_layer": -last,
             "batch_counted": 4 * rows * width,
         }
-        what = f"{where}: {saved:,} bytes of activations, not {true.activations:,}"
+        what = (
+            f"{where}: predicted {saved:,} bytes of activations, and not {true.activations:,}"
+        )
         mistakes = {
             hint: [true.activations + n for n in (by if isinstance(by, list) else [by])]
             for hint, by in wrong_by.items()
@@ -353,16 +363,16 @@ def parts(module, lab, lesson):
     inputs, targets = (each.double() for each in rows_of(40, width=16))
 
     def measured(measure: Callable) -> Sequence[int]:
-        """What it measures in float64, for which no formula of this step is right."""
+        """Measure in float64, because the formulas of this step are wrong for float64."""
         with lab.Memory("cpu") as memory:
             build = functools.partial(small, lab, blocks=2, width=16)
             return measure(memory, lambda: build().double(), inputs, targets)
 
     p, g, s, a = measured(module.measure_parts)
     true = measured(lab.measure_parts)
-    what = f"measured {p:,}, {g:,}, {s:,} and {a:,} bytes, not "
+    what = f"measured {p:,}, {g:,}, {s:,} and {a:,} bytes, and not "
     what += ", ".join(f"{n:,}" for n in true)
-    slack = 8 * 40 * 16  # a variable may keep the outputs of the model
+    slack = 8 * 40 * 16  # a variable may refer to the outputs of the model
     ask(sorted((p, g, s, a)) != sorted(true) or (p, g, s, a) == true, what, "parts_order")
     ask(not near(2 * p, true.parameters), what, "formula")
     ask(not near(g, true.gradients - true.activations, 0.05), what, "gradients_when")
@@ -379,7 +389,7 @@ def parts(module, lab, lesson):
 
 
 class Scale:
-    """A memory of which only the numbers are there."""
+    """A simulated memory: only its numbers exist."""
 
     def __init__(self) -> None:
         self.used, self.peak, self.calls = 100, 10_000, 0
@@ -392,7 +402,7 @@ class Scale:
 
 @LAB.alone(
     2, "what the log keeps",
-    "a leak is seen, and the log keeps two numbers for each batch and nothing else",
+    "a leak is found, and each batch leaves only two numbers in the log",
     "growth logged_step", crashes={"does not require grad": "no_grad_all"},
 )  # fmt: skip
 def leak(module, lab, lesson):
@@ -401,6 +411,7 @@ def leak(module, lab, lesson):
     ask(found is not None, "growth returns None", "returned")
     what = f"five calls leave 1000, 10, 30, 15 and 6 bytes, and growth(…, 4) returns {found};"
     mistakes = {
+        "not_subtracted": [1161, 290.25, 232.2],
         "peak_read": 0,
         "warm_up": [263.75, 1055, 1061, 265.25, 212.2],
         "not_divided": [61, 12.2],
@@ -413,7 +424,7 @@ def leak(module, lab, lesson):
     yield "growth"
 
     def train(step: Callable) -> tuple[list[torch.Tensor], list, int]:
-        """Parameters and log of three calls, and by how much the last one grew the memory."""
+        """Return the parameters, the log, and the growth by the last of three calls."""
         log, used = [], []
         with lab.Memory("cpu") as memory:
             model = small(lab)
@@ -458,7 +469,7 @@ def leak(module, lab, lesson):
 
 @LAB.alone(
     3, "evaluation",
-    "the loss over all rows and all outputs, without a graph, and the mode as before",
+    "the loss is that of all rows, there is no graph, and the mode of the model is restored",
     "evaluate", crashes=RETURNED | {
         "non-iterable (float|Tensor)|iteration over a 0-d": "pair", "stack expects": "outputs",
         "division by zero|non-empty list|'generator' object|object of type 'generator'": (
@@ -470,7 +481,7 @@ def evaluation(module, lab, lesson):
     batches = [rows_of(n, n) for n in (60, 60, 60, 7)]
 
     def run(evaluate: Callable, training: bool) -> tuple[Any, int, list[tuple], nn.Module]:
-        """Its result, the peak, (training, recorded, rows) of each forward, and the model."""
+        """Return result, peak, (training, recorded, rows) of each forward, and model."""
         forwards: list[tuple] = []
         with lab.Memory("cpu") as memory:
             model = small(lab).train(training)
@@ -490,16 +501,20 @@ def evaluation(module, lab, lesson):
     modes, recorded, rows = zip(*forwards, strict=True)
     what = f"evaluate returns outputs of the type {type(outputs).__name__}"
     ask(isinstance(outputs, torch.Tensor), what, "outputs")
-    what = f"{peak:,} bytes in use at most, {enough:,} are enough"
+    what = f"the peak is {peak:,} bytes, and {enough:,} bytes are enough"
     ask(not any(recorded), what, "evaluation_graph")
     ask(not outputs.requires_grad, "the outputs require a gradient", "evaluation_graph")
     what = f"{max(rows)} rows went through the model at a time, and a batch has 60 at most"
     ask(max(rows) <= 60, what, "all_at_once")
-    what = f"{peak:,} bytes in use at most, {enough:,} are enough"
+    what = f"the peak is {peak:,} bytes, and {enough:,} bytes are enough"
     ask(peak < 1.4 * enough, what, "evaluation_memory")
     yield "nothing is recorded"
     ask(not any(modes), "the model was in training mode during the forward", "dropout")
-    ask(same(outputs, true), f"outputs of shape {list(outputs.shape)}", "outputs")
+    ask(
+        same(outputs, true),
+        f"the outputs, of shape {list(outputs.shape)}, are not those of the batches in order",
+        "outputs",
+    )
     targets = [y for _, y in batches]
     means = map(lab.mean_square, true.split(60), targets)
     loss, means = float(loss), [each.item() for each in means]
@@ -528,18 +543,19 @@ def evaluation(module, lab, lesson):
 
 def adam_once(
     p, g, m, v, t: int, corrected: bool = True, epsilon: str = "behind", rate: float = 0.5,
-    late: bool = False, power: int = 0, only: str = "mv",
+    late: bool = False, power: int = 0, only: str = "mv", first: bool = True,
 ) -> list[torch.Tensor]:  # fmt: skip
-    """Adam's step, out of place, with η = 0.5 and ε = 0.1: the new p, m, v.
+    """Return p, m and v after a step of Adam with η = 0.5 and ε = 0.1, not in place.
 
-    `late`: p uses the old moments. `power`: is added to t where v is corrected. `only`: the
-    moments that are corrected.
+    `late`: p uses the old moments. `power` is added to t in the correction of v. `only` names
+    the moments that are corrected. `first`: p moves by m, and not by g.
     """
     old = m, v
     m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
     new = m, v
     if late:
         m, v = old
+    m = m if first else g
     c1, c2 = (1 - 0.9**t, 1 - 0.999 ** (t + power)) if corrected else (1.0, 1.0)
     c1, c2 = c1 if "m" in only else 1.0, c2 if "v" in only else 1.0
     roots = {
@@ -555,7 +571,7 @@ def adam_once(
 
 @LAB.alone(
     4, "the peak of a step",
-    "Adam in place with one temporary, and in backward without a gradient left",
+    "Adam works in place with one temporary tensor, and backward leaves no gradient",
     "update AdamInBackward", crashes={
         r"^tensor\(|NoneType": "hook_kind", "division by zero": "count_t",
     },
@@ -595,17 +611,19 @@ def peak(module, lab, lesson):
             epsilon__=adam_once(*before, epsilon="missing")[0],
             root=adam_once(*before, epsilon="no root")[0],
             root_=adam_once(*before, epsilon="outside")[0],
+            gradient_used=adam_once(*before, first=False)[0],
             old_moments=adam_once(*before, late=True)[0],
             rate=adam_once(*before, rate=1.0)[0],
             wrong_sign=2 * old[0] - true,
         ).rstrip("_")
         ask(found == "right", f"t = {t}: p is not right", found)
-        what = f"temporaries of {peak:.0f} times the parameter, once is enough"
+        what = f"the temporary tensors have {peak:.0f} times the size of the parameter, and "
+        what += "one of this size is enough"
         ask(peak <= 1.1, what, "temporaries")
         ask(torch.equal(gradient, g), f"t = {t}: g has changed", "gradient_changed")
     yield "update is Adam's step, in place"
 
-    # the one of the lab, whose updates are as small as usual
+    # the update of the lab, with its usual learning rate
     module.update, module.ETA, module.EPSILON = lab.update, lab.ETA, lab.EPSILON
     model, plain = small(lab, dropout=0.0), small(lab, dropout=0.0)
     try:
@@ -655,7 +673,7 @@ def peak(module, lab, lesson):
 
 @LAB.alone(
     5, "the batch in pieces",
-    "as many rows as fit, and the loss and gradients of the whole batch",
+    "all rows that fit are used, and loss and gradients are those of the whole batch",
     "rows_that_fit accumulate",
     crashes={
         "through the graph a second time": "added_twice",
@@ -694,18 +712,20 @@ def accumulation(module, lab, lesson):
 
 
 def check_pieces(module: ModuleType, lab: ModuleType, kept: list[int], rows: int) -> None:
-    """Ten rows, so many at a time."""
+    """Test `accumulate` on ten rows, with `rows` rows at a time."""
     x, y = rows_of(10)
     keep, everything = torch.tensor(kept).bool(), torch.ones(10).bool()
     whole, n = (x, y, keep), sum(kept)
     pieces = list(zip(x.split(rows), y.split(rows), keep.split(rows), strict=True))
 
-    def part(model: nn.Module, piece: Sequence, by: float | None = None) -> torch.Tensor:
+    def part(model: nn.Module, piece: Sequence, by: float | str | None = None) -> torch.Tensor:
         a, b, k = piece
         total = (lab.square_of_rows(model(a), b) * k).sum()
-        return total / (k.sum().clamp(min=1) if by is None else by)
+        if by is None:
+            return total / k.sum().clamp(min=1)
+        return total / (len(a) if by == "rows" else by)
 
-    def gradients(*some: Sequence, by: float | None = None, share: float = 1) -> list:
+    def gradients(*some: Sequence, by: float | str | None = None, share: float = 1) -> list:
         model = small(lab, 0.0)
         (sum(part(model, piece, by) for piece in some) / share).backward()
         return [p.grad for p in model.parameters()]
@@ -735,6 +755,10 @@ def check_pieces(module: ModuleType, lab: ModuleType, kept: list[int], rows: int
         keep_ignored_=gradients((x, y, everything), by=n),
         means_added=gradients(*pieces, share=len(pieces)),
         means_added_=gradients(*pieces),
+        means_added__=gradients(*pieces, by="rows"),
+        means_added___=gradients(*pieces, by="rows", share=len(pieces)),
+        keep_ignored__=gradients((x, y, ~keep), by=n),
+        first_only=gradients(pieces[0], by=n),
         zeroed=gradients(pieces[-1], by=n),
         rows_lost=gradients(*pieces[:-1], by=n),
         added_twice=gradients(*pieces, *pieces[:2], pieces[0], by=n),
@@ -749,7 +773,7 @@ def check_pieces(module: ModuleType, lab: ModuleType, kept: list[int], rows: int
     late = any(not graded for _, graded in seen[1:])
     ask(not late, "the second forward came before the first backward", "backward_late")
     each = lab.predict(4, 8, 3, 4).activations
-    what = f"{memory.peak:,} bytes in use at most, {needed.peak:,} are enough for {rows} rows"
+    what = f"the peak is {memory.peak:,} bytes, and {needed.peak:,} are enough for {rows} rows"
     ask(memory.peak < needed.peak + each / 2, what, "backward_late")
     graph = getattr(loss, "requires_grad", False)
     ask(not graph, "the loss that accumulate returns has a graph", "loss_returned")
@@ -762,9 +786,8 @@ def check_pieces(module: ModuleType, lab: ModuleType, kept: list[int], rows: int
 
 
 def run_chain(lab: ModuleType, run: Callable, dropout: float) -> tuple[Any, list, bool]:
-    """Output and gradients of three blocks, the first of which gets a leaf's product by 2.
-
-    And whether backward left the state of the generator as it was.
+    """Run three blocks. Return the output, the gradients, and whether backward has left the
+    state of the random generator unchanged. The input of the first block is not a leaf.
     """
     model = small(lab, dropout)
     for p in model.parameters():
@@ -781,7 +804,7 @@ def run_chain(lab: ModuleType, run: Callable, dropout: float) -> tuple[Any, list
 
 
 def held_by(lab: ModuleType, run: Callable) -> int:
-    """Bytes that are alive between forward and backward, beside parameters."""
+    """Return the bytes in use between forward and backward, without the parameters."""
     with lab.Memory("cpu") as memory:
         model, x = small(lab), torch.randn(50, 8, requires_grad=True)
         y, before = 2 * x, memory.used
@@ -794,7 +817,7 @@ def held_by(lab: ModuleType, run: Callable) -> int:
 
 @LAB.alone(
     6, "compute it again",
-    "only inputs are kept, and gradients and random numbers are those of the plain run",
+    "only inputs are saved, and gradients and random numbers are those without checkpoints",
     "Checkpoint checkpoint_by_torch", crashes={
         "does not require grad": "enable_grad", "implicitly created only": "ones",
         "incorrect number of gradients|not enough values|gradient different than": "returns",
@@ -803,11 +826,14 @@ def held_by(lab: ModuleType, run: Callable) -> int:
     },
 )  # fmt: skip
 def checkpoint(module, lab, lesson):
-    run = module.Checkpoint.apply
+    run, names = module.Checkpoint.apply, set(vars(module.Checkpoint))
     held, plainly, enough = held_by(lab, run), held_by(lab, lab.plain), 3 * 50 * 8 * 4
-    what = f"{held:,} bytes are kept for backward, {enough:,} are enough, plain {plainly:,}"
+    what = f"{held:,} bytes are saved for backward; {enough:,} are enough, and without a "
+    what += f"checkpoint it is {plainly:,}"
     ask(held < (enough + plainly) / 2, what, "recorded")
     ask(held < 2 * enough, what, "kept_twice")
+    new = ", ".join(sorted(set(vars(module.Checkpoint)) - names))
+    ask(not new, f"forward sets attributes of the class Checkpoint: {new}", "class_state")
 
     leaf = torch.randn(6, 8, requires_grad=True)
     block, x = lab.Block(8, 0.0), 2 * leaf
@@ -821,7 +847,7 @@ def checkpoint(module, lab, lesson):
         hint = "forward_seeded" if dropout else "other"
         ask(same(y, true_y), "the output is not that of the block", hint)
         if dropout:
-            what = "with dropout, the gradients are not those of the plain run"
+            what = "with dropout, the gradients are not those without a checkpoint"
             ask(same(gradients, true), what, "mask_again")
             ask(kept, "backward changed the state of the generator", "put_back")
         elif not same(gradients, true):
@@ -829,7 +855,8 @@ def checkpoint(module, lab, lesson):
             (twice,) = torch.autograd.grad(2 * run(block, x).sum(), x)
             hint = "parameters_missed" if same(gradients[0], true[0]) else "other"
             hint = "ones" if same(first, twice) else hint
-            raise Wrong("the gradients are not those of the plain run", hint)
+            hint = "input_gradient" if same(first, torch.ones_like(first)) else hint
+            raise Wrong("the gradients are not those without a checkpoint", hint)
         yield "with dropout, too" if dropout else "without dropout, gradients as plain"
 
     with lab.Memory("cpu") as memory:
@@ -844,10 +871,10 @@ def checkpoint(module, lab, lesson):
 
     run = module.checkpoint_by_torch
     held = held_by(lab, run)
-    what = f"checkpoint_by_torch keeps {held:,} bytes, {enough:,} are enough"
+    what = f"checkpoint_by_torch saves {held:,} bytes, and {enough:,} are enough"
     ask(held < (enough + plainly) / 2, what, "torch_plain")
     _, gradients, _ = run_chain(lab, run, 0.5)
-    what = "checkpoint_by_torch: the gradients are not those of the plain run"
+    what = "checkpoint_by_torch: the gradients are not those without a checkpoint"
     ask(same(gradients, true), what, "torch_mask")
     y = run(lab.Block(8, 0.0), torch.randn(6, 8))
     what = "checkpoint_by_torch: for an input without gradient, nothing is recorded"
@@ -857,11 +884,12 @@ def checkpoint(module, lab, lesson):
 # --- step 7 -------------------------------------------------------------------------------
 
 UNITS = ((50, 10, 90), (20, 10, 3), (70, 12, 60), (33, 10, 4), (41, 9, 31), (60, 11, 20))
-EARLY = ((20, 10, 3), (90, 10, 50), (30, 10, 5), (12, 4, 2))  # their peak is not at the end
+EARLY = ((20, 10, 3), (90, 10, 50), (30, 10, 5), (12, 4, 2))  # the peak is not at the end
 
 
 @LAB.alone(
-    7, "what to compute again", "peaks as they come, and the fewest FLOPs that fit",
+    7, "what to compute again",
+    "the peaks are right, and the chosen units have the fewest FLOPs that fit",
     "predicted_peak choose",
     crashes=RETURNED | {"'NoneType' object is not subscriptable": "nothing_fits"},
 )  # fmt: skip
@@ -870,20 +898,20 @@ def choice(module, lab, lesson):
     choices = [(all_units, c) for c in ((), (5,), (0, 2), (1, 3, 4), range(6), (2, 3, 5))]
     for units, chosen in [*choices, (early, (1, 3)), (early, (0, 1, 2))]:
         found, true = module.predicted_peak(units, chosen), lab.predicted_peak(units, chosen)
-        left = [u.kept if i in chosen else u.held for i, u in enumerate(units)]
-        whole = [sum(left[:i]) + u.held for i, u in enumerate(units)]  # as backward reaches i
-        again = max((units[i].held - units[i].kept for i in chosen), default=0)
+        left = [u.input if i in chosen else u.saved for i, u in enumerate(units)]
+        whole = [sum(left[:i]) + u.saved for i, u in enumerate(units)]  # as backward reaches i
+        again = max((units[i].saved - units[i].input for i in chosen), default=0)
         mistakes = {
             "computed_again": sum(left),
             "freed_already": sum(left) + again,
             "not_largest": whole[-1],
             "left_behind": [
-                max(u.held + sum((b.kept, b.held)[which(j)] for j, b in enumerate(units[:i]))
+                max(u.saved + sum((b.input, b.saved)[which(j)] for j, b in enumerate(units[:i]))
                     for i, u in enumerate(units))
                 for which in (lambda j: True, lambda j: False, chosen.__contains__)
             ],
             "input_twice": [
-                max(each + sign * u.kept * (i in chosen or always)
+                max(each + sign * u.input * (i in chosen or always)
                     for i, (each, u) in enumerate(zip(whole, units, strict=True)))
                 for always in (False, True) for sign in (1, -1)
             ],
@@ -900,8 +928,13 @@ def choice(module, lab, lesson):
     cases = [(units, budget) for budget in (300, 250, 214, 190, 160, 130, 115, 105, 60, 40)]
     cases += [(units[:3], 100), (units[::-1], 170), (early, 110), (early, 100), (early, 200)]
     for some, budget in cases:
-        true, found = lab.choose(some, budget), module.choose(some, budget)
-        what = f"budget {budget} for {len(some)} units: {found!r}"
+        true, what = lab.choose(some, budget), f"budget {budget} for {len(some)} units: "
+        try:
+            found = module.choose(some, budget)
+        except lab.OutOfMemory as error:
+            ask(true is not None, f"{what}choose raises OutOfMemory", "nothing_fits")
+            raise Wrong(f"{what}choose raises OutOfMemory, but {true} fits", "other") from error
+        what += repr(found)
         if true is None:
             ask(found is None, what, "nothing_fits")
             continue
@@ -916,7 +949,9 @@ def choice(module, lab, lesson):
         cost, least = (sum(some[i].flops for i in which) for which in (found, true))
         hint = "exact_fit" if lab.predicted_peak(some, true) == budget else "too_dear"
         what = f"{what} costs {cost} FLOPs, and {name} costs {least}"
-        ask(cost == least, what, hint if true else "empty_set")
+        if not true and cost == min(unit.flops for unit in some):
+            hint = "empty_set"  # the best of all other sets
+        ask(cost == least, what, hint)
 
 
 # --- step 8 -------------------------------------------------------------------------------
@@ -928,7 +963,10 @@ def block_of(address: int, size: int, asked: int, state: str) -> dict:
 
 
 def segment_of(address: int, kind: str, *blocks: tuple[int, int, str]) -> dict:
-    """A segment as `torch.cuda.memory._snapshot()` has it, of blocks (size, asked, state)."""
+    """Return a segment like those of `torch.cuda.memory._snapshot()`.
+
+    A block is given as (size, requested size, state).
+    """
     made, sizes = [], {"a": 0, "p": 0, "i": 0}
     states = {"a": "active_allocated", "p": "active_pending_free", "i": "inactive"}
     for size, asked, state in blocks:
@@ -956,7 +994,7 @@ FULL = segment_of(0x7F00_0200_0000, "small", (2048 * KIB, 2_000_000, "a"))
 
 
 def device_trace(*entries: tuple[str, int | None, int, str]) -> list[dict]:
-    """A device's history, of (action, addr, size, who); an error has no addr."""
+    """Return the history of a device from (action, addr, size, maker). An oom has no addr."""
     history = []
     for time, (action, addr, size, who) in enumerate(entries):
         frame = {"filename": "train.py", "line": 7, "name": who}
@@ -966,7 +1004,7 @@ def device_trace(*entries: tuple[str, int | None, int, str]) -> list[dict]:
     return history
 
 
-HISTORY = device_trace(  # the peak comes while what was at 512 still waits: 1,050 bytes
+HISTORY = device_trace(  # at the peak of 1,050 bytes, the free at 512 is not completed
     ("free_requested", 900, 5000, ""), ("free_completed", 900, 5000, ""),
     ("alloc", 4096, 120, "warm"), ("free_requested", 4096, 120, ""),
     ("free_completed", 4096, 120, ""),
@@ -981,7 +1019,7 @@ HISTORY = device_trace(  # the peak comes while what was at 512 still waits: 1,0
 )  # fmt: skip
 
 
-TRACE = (  # names, bytes; 0: the tensor goes
+TRACE = (  # names and bytes; 0 bytes mean that the tensor is freed
     ("a keep", 2560), ("a go", 3072), ("b keep", 3584), ("b go", 4096), ("b go", 0),
     ("a go", 0), ("f keep", 1024), ("large", 9000), ("large", 0), ("c keep", 512),
     ("e keep", 1536), ("d keep", 2048),
@@ -990,7 +1028,7 @@ TRACE = (  # names, bytes; 0: the tensor goes
 
 @LAB.alone(
     8, "enough, but in pieces",
-    "a snapshot and a profile are read, and a trace that does not fragment",
+    "snapshots and profiles are read, and the new order of the trace does not fragment",
     "account at_peak profile_memory long_lived_first", crashes=RETURNED | {
         r"max\(\)": "nothing_free", "'addr'": "other_actions", r"^\d+$": "unknown_free",
         "Path' object has no attribute|NoneType' object has no attribute 'save'": "no_trace",
@@ -1045,20 +1083,20 @@ def allocator(module, lab, lesson):
     good = isinstance(found, kinds) and len(found) == 3 and isinstance(found[1], kinds)
     good = good and all(isinstance(each, kinds) and len(each) == 2 for each in found[1])
     ask(good, f"at_peak returns {show(found)}", "peak_kind")
-    size, held, last = found
+    size, owners, last = found
     true = lab.at_peak(HISTORY)
     ever = sum(entry["size"] for entry in HISTORY if entry["action"] == "alloc")
-    what = f"at the peak {size} bytes live, not {true.size}"
+    what = f"at the peak {size} bytes are in use, not {true.size}"
     hint = named(size, {"free_requested": 900, "held_ever": ever, "unknown_free": 0})
     ask(size == true.size, what, hint)
-    held, sizes = [tuple(each) for each in held], dict(held)
-    what = f"{held} hold the peak, not {true.held}"
-    bytes_held = sum(size for _, size in held)
-    late = bytes_held > len(HISTORY) and set(sizes) != set(dict(true.held))  # not counted
+    owners, sizes = [tuple(each) for each in owners], dict(owners)
+    what = f"at the peak, the makers and their bytes are {owners}, not {true.owners}"
+    bytes_owned = sum(size for _, size in owners)
+    late = bytes_owned > len(HISTORY) and set(sizes) != set(dict(true.owners))  # not counted
     late = late and set(sizes) <= {lab.maker(entry) for entry in HISTORY}
     ask(not any("warm" in str(who) for who in sizes), what, "held_freed")
-    ask(sizes == dict(true.held), what, "held_late" if late else "held_order")
-    ask(held == true.held, what, "held_order")
+    ask(sizes == dict(true.owners), what, "held_late" if late else "held_order")
+    ask(owners == true.owners, what, "held_order")
     ask(last == true.last, f"{last} reached the peak, not {true.last}", "last_maker")
     yield "at_peak"
 

@@ -18,15 +18,15 @@ wrong("device_cuda", step=1, hint="named",
       old=Body("pick_device"),
       new='return torch.device("cuda" if torch.cuda.is_available() else "cpu")')
 wrong("net_attributes", step=1, hint="attribute",
-      old=Body("Net.keep"), new="self.mean, self.std = mean, std")
+      old=Body("Net.store_moments"), new="self.mean, self.std = mean, std")
 wrong("net_not_persistent", step=1, hint="not_saved",
       old='"mean", mean', new='"mean", mean, persistent=False')
 wrong("net_parameters", step=1, hint="trained",
-      old=Body("Net.keep"), new="self.mean, self.std = nn.Parameter(mean), nn.Parameter(std)")
+      old=Body("Net.store_moments"), new="self.mean, self.std = nn.Parameter(mean), nn.Parameter(std)")
 wrong("places_moved", step=1, hint="made_and_moved",
-      old=Body("Net.places"), new="return torch.arange(x.shape[1]).to(x.device)")
+      old=Body("Net.positions"), new="return torch.arange(x.shape[1]).to(x.device)")
 wrong("places_on_cpu", step=1, hint="made_on_cpu",
-      old=Body("Net.places"), new="return torch.arange(x.shape[1])")
+      old=Body("Net.positions"), new="return torch.arange(x.shape[1])")
 wrong("net_swaps_moments", step=1, hint="logits",
       old='self.register_buffer("mean", mean)\nself.register_buffer("std", std)',
       new='self.register_buffer("mean", std)\nself.register_buffer("std", mean)')
@@ -38,9 +38,9 @@ wrong("device_is_a_string", step=1, hint="returned", old=Body("pick_device"), ne
         return "cpu"
     return torch.accelerator.current_accelerator().type
 """)
-wrong("places_by_cumsum", step=1, old=Body("Net.places"),
+wrong("places_by_cumsum", step=1, old=Body("Net.positions"),
       new="return torch.ones(x.size(1), dtype=int, device=x.device).cumsum(0) - 1")
-wrong("places_kept", step=1, hint="places", old=Body("Net.places"), new="""
+wrong("places_kept", step=1, hint="positions", old=Body("Net.positions"), new="""
     if not hasattr(self, "numbers"):
         self.numbers = torch.arange(x.shape[1], device=x.device)
     return self.numbers
@@ -130,17 +130,17 @@ wrong("prefetch_everything", step=4, hint="all_at_once", old="""
     if upcoming is not None:
 """, new="for upcoming in [start(batch) for batch in source]:")
 wrong("prefetch_host_waits", step=4, hint="host_waits",
-      old="compute.wait_event(arrived)", new="arrived.synchronize()")
+      old="compute.wait_event(arrival)", new="arrival.synchronize()")
 wrong("prefetch_loses_the_last", step=4, hint="batch_lost",
       old="    upcoming = following\nif upcoming is not None:\n    yield hand_over(*upcoming)",
       new="    upcoming = following")
 wrong("prefetch_mark_in_compute", step=4, hint="mark_elsewhere",
-      old="arrived.record(copies)", new="arrived.record(compute)")
+      old="arrival.record(copies)", new="arrival.record(compute)")
 wrong("prefetch_next_of_nothing", step=4, hint="empty_source",
       old="upcoming = None\nfor batch in source:",
       new="batches = iter(source)\nupcoming = start(next(batches))\nfor batch in batches:")
 wrong("prefetch_no_wait", step=4, hint="not_waited",
-      old="compute.wait_event(arrived)", new="")
+      old="compute.wait_event(arrival)", new="")
 wrong("prefetch_same_stream", step=4, hint="same_stream",
       old="torch.Stream(device=device)", new="torch.accelerator.current_stream(device)")
 wrong("prefetch_unrecorded", step=4, hint="unrecorded",
@@ -168,7 +168,7 @@ wrong("prefetch_stays_in_copies", step=4, hint="stream_left", old="""
     upcoming = following
 """)
 wrong("prefetch_waits_for_the_stream", step=4, hint="waits_for_both",
-      old="compute.wait_event(arrived)", new="compute.wait_stream(copies)")
+      old="compute.wait_event(arrival)", new="compute.wait_stream(copies)")
 
 # step 5
 
@@ -397,3 +397,188 @@ wrong("trace_shorter_first", step=8, hint="ties",
 wrong("trace_of_two_steps", step=8, hint="all_steps",
       old='steps = sum(name.startswith("ProfilerStep") for name in {e.get("name", "") for e in events})',
       new="steps = 2")
+
+# other right answers
+
+wrong("right_device_by_count", step=1, old=Body("pick_device"), new="""
+    if torch.accelerator.device_count() == 0:
+        return torch.device("cpu")
+    return torch.accelerator.current_accelerator()
+""")
+wrong("right_net_by_buffers", step=1, old=Body("Net.store_moments"),
+      new="self.mean = nn.Buffer(mean)\nself.std = nn.Buffer(std)")
+wrong("right_positions_in_context", step=1, old=Body("Net.positions"),
+      new="with x.device:\n    return torch.arange(x.shape[1])")
+wrong("right_build_fused", step=1,
+      old="return model, torch.optim.AdamW(model.parameters(), lr=RATE)",
+      new="return model, torch.optim.AdamW(model.parameters(), RATE, (0.9, 0.999), fused=True)")
+wrong("right_sender_by_deque", step=2, edits=[
+    (Body("Sender.__init__"), """
+        self.device = device
+        self.ring = collections.deque(
+            (torch.empty_like(like).pin_memory(), torch.Event(device)) for _ in range(slots))
+    """),
+    (Body("Sender.send"), """
+        buffer, event = self.ring.popleft()
+        event.synchronize()
+        buffer.copy_(batch)
+        there = torch.empty_like(batch, device=self.device)
+        there.copy_(buffer, non_blocking=True)
+        event.record()
+        self.ring.append((buffer, event))
+        return there
+    """)])
+wrong("right_sender_in_own_stream", step=2, edits=[
+    ("self.events = [None] * slots",
+     "self.events = [None] * slots\nself.stream = torch.Stream(device=device)"),
+    ("""
+        there = self.buffers[slot].to(self.device, non_blocking=True)
+        self.events[slot] = torch.Event(self.device)
+        self.events[slot].record()
+    """, """
+        with self.stream:
+            there = self.buffers[slot].to(self.device, non_blocking=True)
+            self.events[slot] = self.stream.record_event()
+        current = torch.accelerator.current_stream(self.device)
+        current.wait_event(self.events[slot])
+        there.record_stream(current)
+    """)])
+wrong("right_loader_by_batch_sampler", step=3, old=Body("make_loader"), new="""
+    from torch.utils.data import BatchSampler
+    return DataLoader(
+        data, batch_sampler=BatchSampler(order(data), BATCH, drop_last=False),
+        num_workers=workers, persistent_workers=bool(workers), pin_memory=device.type != "cpu")
+""")
+wrong("right_prefetch_waits_first", step=4, edits=[
+    ("compute.wait_event(arrival)", "compute.wait_stream(copies)"),
+    ("""
+        following = start(batch)
+        if upcoming is not None:
+            yield hand_over(*upcoming)
+        upcoming = following
+    """, """
+        ready = upcoming and hand_over(*upcoming)
+        upcoming = start(batch)
+        if ready:
+            yield ready
+    """)])
+wrong("right_prefetch_sets_the_stream", step=4, old="""
+    arrival = torch.Event(device)
+    with copies:
+        there = [tensor.to(device, non_blocking=True) for tensor in batch]
+        arrival.record(copies)
+    return there, arrival
+""", new="""
+    torch.accelerator.set_stream(copies)
+    there = [tensor.to(device, non_blocking=True) for tensor in batch]
+    arrival = torch.Event(device)
+    arrival.record()
+    torch.accelerator.set_stream(compute)
+    return there, arrival
+""")
+wrong("right_epoch_by_lists", step=5, old=Body("train_epoch"), new="""
+    losses, rights, counts = [], [], []
+    for x, y in source:
+        optimizer.zero_grad()
+        logits = model(x)
+        known = y >= 0
+        each = F.cross_entropy(logits, y.clamp(min=0), reduction="none") * known
+        (each.sum() / known.sum()).backward()
+        optimizer.step()
+        losses.append(each.detach().sum())
+        rights.append(((logits.argmax(dim=-1) == y) & known).sum())
+        counts.append(known.sum())
+    count = torch.stack(counts).sum()
+    return (torch.stack(losses).sum() / count).item(), (torch.stack(rights).sum() / count).item()
+""")
+wrong("right_replay_captures_after_warm_up", step=7, old=Body("Replayed.__call__"), new="""
+    if self.graph is not None:
+        for mine, given in zip(self.inputs, (x, y)):
+            mine.copy_(given)
+        self.graph.replay()
+        return
+    self.step(x, y)
+    self.warm -= 1
+    if self.warm == 0:
+        self.inputs = [x.clone(), y.clone()]
+        self.graph, capture = new_graph(x.device)
+        with capture(self.graph):
+            self.step(*self.inputs)
+""")
+wrong("right_record_when_ready", step=8, old=Body("record"), new="""
+    activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available()
+    profiler = profile(
+        activities=activities, record_shapes=True,
+        schedule=schedule(wait=warm, warmup=0, active=count, repeat=1),
+        on_trace_ready=lambda profiler: profiler.export_chrome_trace(os.fspath(path)))
+    profiler.start()
+    for _ in range(warm + count):
+        step()
+        profiler.step()
+    profiler.stop()
+""")
+wrong("right_hot_spot_measured", step=8, old=Body("hot_spot"), new="""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "trace.json")
+        record(slow_step(torch.device("cpu")), path)
+        row = read_trace(path)[0]
+    return row.name, row.shapes, row.calls
+""")
+
+# mistakes that were accepted, or that got a hint that did not fit
+
+wrong("build_without_decay", step=1, hint="adamw",
+      old="return model, torch.optim.AdamW(model.parameters(), lr=RATE)",
+      new="return model, torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0)")
+wrong("optimizer_without_decay", step=7, hint="adamw",
+      old="lr=rate, fused=True", new="lr=rate, weight_decay=0.0, fused=True")
+wrong("sender_copies_before_it_fills", step=2, hint="copied_before_filled", old="""
+    self.buffers[slot].copy_(batch)
+    there = self.buffers[slot].to(self.device, non_blocking=True)
+""", new="""
+    there = self.buffers[slot].to(self.device, non_blocking=True)
+    self.buffers[slot].copy_(batch)
+""")
+wrong("sender_event_of_cuda", step=2, hint="cuda_only",
+      old="self.events[slot] = torch.Event(self.device)", new="self.events[slot] = torch.cuda.Event()")
+wrong("prefetch_stream_of_cuda", step=4, hint="cuda_only",
+      old="torch.Stream(device=device)", new="torch.cuda.Stream()")
+wrong("prefetch_waits_after_yield", step=4, hint="not_waited", edits=[
+    ("compute.wait_event(arrival)", "pass"),
+    ("    yield hand_over(*upcoming)\nupcoming = following",
+     "    yield hand_over(*upcoming)\n    compute.wait_event(upcoming[1])\nupcoming = following")])
+wrong("epoch_means_by_counts", step=5, hint="mean_of_means",
+      old="[loss.detach() * known, right.float()", new="[loss.detach(), right.float()")
+wrong("epoch_of_sums", step=5, hint="summed", edits=[
+    ("loss = F.cross_entropy(logits, y, ignore_index=-1)\nloss.backward()",
+     'loss = F.cross_entropy(logits, y, ignore_index=-1, reduction="sum")\nloss.backward()'),
+    ("loss.detach() * known, right.float()", "loss.detach(), right.float()")])
+wrong("epoch_last_loss", step=5, hint="last_loss",
+      old='    raise RuntimeError("the loss is not a number")\nreturn total / count, right / count',
+      new='    raise RuntimeError("the loss is not a number")\nreturn loss.item(), right / count')
+wrong("epoch_sums_of_integers", step=5, hint="sums_dtype", edits=[
+    ("sums = None", "sums = torch.zeros(3, device=next(model.parameters()).device, dtype=torch.long)"),
+    ("sums = new if sums is None else sums + new", "sums += new")])
+wrong("epoch_synchronizes", step=5, hint="asks_each_step",
+      old="sums = new if sums is None else sums + new",
+      new="sums = new if sums is None else sums + new\ntorch.accelerator.synchronize()")
+wrong("mixed_means_by_sizes", step=6, hint="mean_of_means",
+      old="[loss.detach() * known, right, known]", new="[loss.detach() * len(y), right, known]")
+wrong("mixed_fraction_of_right_answers", step=6, hint="right_answers",
+      old="[loss.detach() * known, right, known]", new="[loss.detach() * known, right / known, known]")
+wrong("replay_warms_once_less", step=7, hint="warm_count",
+      old="self.warm > 0", new="self.warm > 1")
+wrong("replay_loses_the_graph", step=7, hint="graph_lost",
+      old="self.graph, capture = new_graph(x.device)\nwith capture(self.graph):",
+      new="graph, capture = new_graph(x.device)\nwith capture(graph):")
+wrong("measure_adds_up", step=8, hint="not_median",
+      old="statistics.median(times)", new="sum(times)")
+wrong("measure_synchronizes_cuda", step=8, hint="cuda_only",
+      old="torch.accelerator.synchronize()\nbegin = clock()", new="torch.cuda.synchronize()\nbegin = clock()")
+wrong("trace_in_milliseconds", step=8, hint="microseconds",
+      old="time / steps)", new="time / steps / 1000)")
+wrong("trace_closes_one", step=8, hint="one_closed",
+      old='while around and around[-1][1] <= event["ts"]:',
+      new='if around and around[-1][1] <= event["ts"]:')
+wrong("replay_borrows_labels", step=7, hint="borrowed",
+      old="x.clone(), y.clone()", new="x.clone(), y")

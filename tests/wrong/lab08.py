@@ -375,7 +375,7 @@ wrong("rows_negative", step=5, hint="rows_none",
 wrong("rows_of_limit", step=5, hint="rows_fixed",
       old="(limit - fixed)", new="limit")
 wrong("rows_rounded_up", step=5, hint="rows_round",
-      old="(limit - fixed) // each", new="-(-(limit - fixed) // each)")
+      old="(limit - fixed) // per_row", new="-(-(limit - fixed) // per_row)")
 
 wrong("pieces_cumulative", step=5, hint="added_twice",
       old="    loss.backward()\n    total += loss.item()\nreturn total",
@@ -399,8 +399,8 @@ wrong("pieces_retained_in_sum", step=5, hint="backward_late",
 wrong("pieces_retained_once", step=5, hint="backward_late",
       old="    loss.backward()\n    total += loss.item()\nreturn total",
       new="    total = total + loss\ntotal.backward(retain_graph=True)\nreturn total.item()")
-wrong("rows_float", step=5, hint="rows_round", old="(limit - fixed) // each",
-      new="(limit - fixed) / each")
+wrong("rows_float", step=5, hint="rows_round", old="(limit - fixed) // per_row",
+      new="(limit - fixed) / per_row")
 wrong("rows_other_error", step=5, hint="rows_none",
       old='OutOfMemory("not one row fits")', new='ValueError("not one row fits")')
 wrong("rows_zero", step=5, hint="rows_none",
@@ -433,9 +433,9 @@ wrong("right_pieces_by_gradient", step=5, old=Body("accumulate"), new="""
     return total
 """)
 wrong("right_rows_by_int", step=5, old=Body("rows_that_fit"), new="""
-    if fixed + each > limit:
+    if fixed + per_row > limit:
         raise OutOfMemory
-    return int((limit - fixed) / each)
+    return int((limit - fixed) / per_row)
 """)
 wrong("pieces_by_chunk", step=5, hint="rows_at_once", old="inputs.split(rows), targets.split(rows), keep.split(rows)", new="inputs.chunk(rows), targets.chunk(rows), keep.chunk(rows)")
 wrong("pieces_loss_with_graph", step=5, hint="loss_returned", old="total += loss.item()", new="total = total + loss")
@@ -525,24 +525,24 @@ wrong("choose_all", step=7, hint="nothing_fits",
       old="best and best[1]", new="best[1] if best else set(indices)")
 wrong("choose_any", step=7, hint="does_not_fit",
       old="predicted_peak(units, chosen)",
-      new="sum(u.kept if i in chosen else u.held for i, u in enumerate(units))")
+      new="sum(u.input if i in chosen else u.saved for i, u in enumerate(units))")
 wrong("choose_fewest", step=7, hint="too_dear",
       old="flops < best[0]", new="len(chosen) < len(best[1])")
 wrong("choose_greedy", step=7, hint="too_dear", old=Body("choose"), new="""
-    order = sorted(range(len(units)), key=lambda i: units[i].kept - units[i].held)
+    order = sorted(range(len(units)), key=lambda i: units[i].input - units[i].saved)
     for size in range(len(units) + 1):
         if predicted_peak(units, order[:size]) <= budget:
             return set(order[:size])
     return None
 """)
 wrong("peak_input_twice", step=7, hint="input_twice",
-      old="before + unit.held", new="before + unit.held + unit.kept * (i in chosen)")
+      old="before + unit.saved", new="before + unit.saved + unit.input * (i in chosen)")
 wrong("peak_nothing_freed", step=7, hint="freed_already", old=Body("predicted_peak"), new="""
     chosen, before, peak = set(chosen), 0, 0
     for i, unit in enumerate(units):
-        before += unit.kept if i in chosen else unit.held
+        before += unit.input if i in chosen else unit.saved
         if i in chosen:
-            peak = max(peak, unit.held - unit.kept)
+            peak = max(peak, unit.saved - unit.input)
     return before + peak
 """)
 wrong("peak_of_kept", step=7, hint="computed_again",
@@ -560,9 +560,9 @@ wrong("choose_pair", step=7, hint="choose_kind",
       old="return best and best[1]", new="return best")
 wrong("peak_nothing", step=7, hint="returned", old="return peak", new="pass")
 wrong("peak_of_last_unit", step=7, hint="not_largest",
-      old="peak = max(peak, before + unit.held)", new="peak = before + unit.held")
+      old="peak = max(peak, before + unit.saved)", new="peak = before + unit.saved")
 wrong("peak_of_what_is_kept", step=7, hint="computed_again",
-      old="before + unit.held)", new="before + (unit.kept if i in chosen else unit.held))")
+      old="before + unit.saved)", new="before + (unit.input if i in chosen else unit.saved))")
 wrong("right_choose_by_bits", step=7, old=Body("choose"), new="""
     n = len(units)
     subsets = [{i for i in range(n) if bits >> i & 1} for bits in range(1 << n)]
@@ -573,10 +573,10 @@ wrong("right_choose_list", step=7,
       old="return best and best[1]", new="return None if best is None else sorted(best[1])")
 wrong("right_peak_by_sums", step=7, old=Body("predicted_peak"), new="""
     chosen = frozenset(chosen)
-    left = [unit.kept if i in chosen else unit.held for i, unit in enumerate(units)]
-    return max(sum(left[:i]) + unit.held for i, unit in enumerate(units))
+    left = [unit.input if i in chosen else unit.saved for i, unit in enumerate(units)]
+    return max(sum(left[:i]) + unit.saved for i, unit in enumerate(units))
 """)
-wrong("peak_of_all_held", step=7, hint="left_behind", old="before += unit.kept if i in chosen else unit.held", new="before += unit.held")
+wrong("peak_of_all_held", step=7, hint="left_behind", old="before += unit.input if i in chosen else unit.saved", new="before += unit.saved")
 wrong("choose_from_one", step=7, hint="choose_kind", old="best = flops, set(chosen)", new="best = flops, {i + 1 for i in chosen}")
 wrong("choose_fails", step=7, hint="nothing_fits", old="return best and best[1]", new="return best[1]")
 
@@ -778,7 +778,7 @@ wrong("hooks_of_linear_layers", step=4, hint="no_hook",
             part.bias.register_post_accumulate_grad_hook(self.ready)
 """)
 wrong("rows_with_fixed_each", step=5, hint="rows_fixed",
-      old="(limit - fixed) // each", new="limit // (fixed + each)")
+      old="(limit - fixed) // per_row", new="limit // (fixed + per_row)")
 wrong("stopped_at_padding", step=5, hint="stopped_early", old="loss = (square_of_rows(model(x), y) * k)", new="""
     if not k.any():
         break
@@ -794,7 +794,7 @@ wrong("forward_seeds", step=6, hint="forward_seeded",
     return block(x)
 """)
 wrong("peak_without_own_input", step=7, hint="input_twice",
-      old="before + unit.held)", new="before + unit.held - unit.kept)")
+      old="before + unit.saved)", new="before + unit.saved - unit.input)")
 wrong("peak_of_an_iterator", step=7, hint="chosen_once",
       old="chosen, before, peak = set(chosen), 0, 0", new="before, peak = 0, 0")
 wrong("largest_requested", step=8, hint="largest_asked",
@@ -828,3 +828,91 @@ wrong("held_by_first_frames", step=8, hint="held_order",
 wrong("order_sorts_the_given_list", step=8, hint="trace_changed",
       old="return sorted(trace, key=lambda event: event.name in freed)",
       new="trace.sort(key=lambda event: event.name in freed)\nreturn trace")
+
+# other right answers of a later round, and mistakes that got a hint that did not fit
+
+wrong("right_predict_on_meta", step=1, old=Body("predict"), new="""
+    with torch.device("meta"):
+        net = Net(width, hidden, [Block(hidden) for _ in range(blocks)])
+    size = sum(p.nbytes for p in net.parameters())
+    return Parts(size, size, 2 * size, rows * (blocks * (44 * hidden + 8) + 4 * (hidden + width)))
+""")
+wrong("right_log_under_inference_mode", step=2, old=Body("logged_step"), new="""
+    adam.zero_grad()
+    loss = mean_square(model(inputs), targets)
+    first = loss.item()
+    loss.backward()
+    adam.step()
+    adam.zero_grad(set_to_none=True)
+    with torch.inference_mode():
+        second = mean_square(model(inputs), targets)
+    log.append((first, second.item()))
+""")
+wrong("right_evaluation_turns_grad_on_again", step=3, old=Body("evaluate"), new="""
+    before, training = torch.is_grad_enabled(), model.training
+    model.eval()
+    torch.set_grad_enabled(False)
+    total, rows, outputs = 0.0, 0, []
+    for inputs, targets in batches:
+        outputs.append(model(inputs))
+        total += mean_square(outputs[-1], targets).item() * len(inputs)
+        rows += len(inputs)
+    torch.set_grad_enabled(before)
+    model.train(training)
+    return total / rows, torch.cat(outputs)
+""")
+wrong("right_update_by_reciprocal", step=4, old=Body("update"), new="""
+    v.lerp_(g.square(), 1 - BETA2)
+    m.lerp_(g, 1 - BETA1)
+    step = (v / (1 - BETA2**t)).sqrt_().add_(EPSILON).reciprocal_().mul_(m)
+    p.add_(step, alpha=-ETA / (1 - BETA1**t))
+""")
+wrong("right_pieces_divided_at_the_end", step=5, old=Body("accumulate"), new="""
+    total = 0.0
+    for x, y, k in zip(inputs.split(rows), targets.split(rows), keep.split(rows)):
+        loss = (square_of_rows(model(x), y) * k).sum()
+        loss.backward()
+        total += loss.item()
+    for p in model.parameters():
+        p.grad /= keep.sum()
+    return total / keep.sum().item()
+""")
+wrong("right_checkpoint_saves_the_state", step=6, edits=[
+    (Body("Checkpoint.forward"), """
+        ctx.block = block
+        ctx.save_for_backward(x, random_state(x.device))
+        return block(x)
+    """),
+    ("x = ctx.saved_tensors[0].detach().requires_grad_()",
+     "x, ctx.state = ctx.saved_tensors\nx = x.detach().requires_grad_()")])
+wrong("right_peak_backwards", step=7, old=Body("predicted_peak"), new="""
+    again = set(chosen)
+    stored = sum(u.input if i in again else u.saved for i, u in enumerate(units))
+    peak = 0
+    for i, unit in reversed(list(enumerate(units))):
+        stored -= unit.input if i in again else unit.saved
+        peak = max(peak, stored + unit.saved)
+    return peak
+""")
+wrong("growth_of_all_that_is_used", step=2, hint="not_subtracted",
+      old="(memory.used - before) / times", new="memory.used / times")
+wrong("update_by_the_gradient", step=4, hint="gradient_used", old="p.addcdiv_(m,", new="p.addcdiv_(g,")
+wrong("pieces_mean_of_all_rows", step=5, hint="means_added",
+      old="loss = (square_of_rows(model(x), y) * k).sum() / counted",
+      new="loss = (square_of_rows(model(x), y) * k).mean()")
+wrong("pieces_of_padding", step=5, hint="keep_ignored",
+      old="(square_of_rows(model(x), y) * k)", new="(square_of_rows(model(x), y) * ~k)")
+wrong("pieces_return_in_the_loop", step=5, hint="first_only",
+      old="    total += loss.item()\nreturn total", new="    total += loss.item()\n    return total")
+wrong("checkpoint_gives_the_gradient_back", step=6, hint="input_gradient",
+      old="return None, x.grad", new="return None, gradient")
+wrong("checkpoint_input_needs_no_gradient", step=6, hint="input_gradient",
+      old="ctx.saved_tensors[0].detach().requires_grad_()", new="ctx.saved_tensors[0].clone()")
+wrong("checkpoint_in_the_class", step=6, hint="class_state", edits=[
+    ("ctx.block, ctx.state = block, random_state(x.device)",
+     "Checkpoint.block, Checkpoint.state = block, random_state(x.device)"),
+    ("set_random_state(ctx.state, x.device)", "set_random_state(Checkpoint.state, x.device)"),
+    ("output = ctx.block(x)", "output = Checkpoint.block(x)")])
+wrong("choose_most_expensive", step=7, hint="too_dear", old="flops < best[0]", new="flops > best[0]")
+wrong("choose_raises", step=7, hint="nothing_fits", old="return best and best[1]",
+      new="if best is None:\n    raise OutOfMemory('nothing fits')\nreturn best[1]")
