@@ -284,6 +284,7 @@ SECOND_EDITION = [
     "10_attention_in_parts.md",
     "08_quantization.md",
     "09_decode_step.md",
+    "09_inference.md",
     "07_memory_and_performance.md",
     "07_out_of_memory.md",
     "07_faster_steps.md",
