@@ -286,6 +286,8 @@ SECOND_EDITION = [
     "08_int8_layers.md",
     "08_four_bits.md",
     "09_decode_step.md",
+    "09_inference.md",
+    "09_next_token.md",
     "07_memory_and_performance.md",
     "07_out_of_memory.md",
     "07_faster_steps.md",

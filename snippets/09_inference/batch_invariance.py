@@ -1,7 +1,7 @@
-"""The same request in a larger batch: other kernels, another order of sums, other last bits.
+"""The same request in a larger batch: other kernels, a different order of sums, other bits.
 
-One row goes through one matrix in batches of several sizes. Greedy decoding needs only one
-near-tie for the last bits to become another word.
+One row is multiplied with one matrix, in batches of several sizes. If two words are almost
+equally likely, the last bits decide which one greedy decoding chooses.
 """
 
 import torch

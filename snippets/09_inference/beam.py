@@ -1,7 +1,7 @@
-"""Beam search on a trained model: more probable than greedy, and not better for it.
+"""Beam search with a trained model finds more probable texts than greedy, but not better ones.
 
-A beam keeps the w most probable beginnings. Width 1 is greedy. In a model trained for a short
-time the most probable name of all is the empty one, which no line of the text is.
+A beam keeps the w most probable beginnings. Width 1 is greedy. In a model that was trained for
+a short time, the most probable name is the empty one, although the text has no empty line.
 """
 
 import math

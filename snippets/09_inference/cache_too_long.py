@@ -1,7 +1,7 @@
-"""A cache longer than the position table: errors that name neither, or an empty answer.
+"""A cache that is longer than the position table: confusing errors, or an empty result.
 
-The table has a row for each of 64 positions. What token 65 meets depends on how its row is
-fetched: by slice, by embedding, or by clamping the index.
+The table has a row for each of 64 positions. What happens to token 65 depends on how its row is
+read: by a slice, by an embedding, or after a check.
 """
 
 import torch

@@ -1,7 +1,7 @@
-"""`is_causal=True` with a cache: the mask is laid at the wrong corner, and nothing says so.
+"""`is_causal=True` with a cache: the mask starts at the wrong corner, and no error is raised.
 
-torch aligns the triangle with the upper left: query 0 sees key 0. With a cache query 0 is the
-newest token, and ought to see every key.
+torch aligns the triangle with the upper left corner: query 0 sees only key 0. With a cache,
+query 0 is the newest token, and it must see every key.
 """
 
 import torch

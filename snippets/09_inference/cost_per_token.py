@@ -1,7 +1,7 @@
-"""What one more token costs after s tokens, with a cache and without: FLOPs and time.
+"""What does the next token cost after s tokens, with and without a cache? FLOPs and time.
 
-Without a cache the whole text is computed again for each token; with one, only the new token
-is, and it reads the cache. Draws cost_per_token.svg.
+Without a cache, the model computes the whole text again for each token. With a cache, it only
+computes the new token, which reads the cache. Draws cost_per_token.svg.
 """
 
 import time
@@ -43,14 +43,14 @@ class PlainBlock(nn.Module):
 
 # --8<-- [start:cost]
 def run(blocks, head, x, cache):
-    """One forward of the new tokens `x` [1, s, h]; the logits of the last one alone."""
+    """A forward pass of the new tokens `x` [1, s, h]. Returns the logits of the last one."""
     for i, block in enumerate(blocks):
         x, cache[i] = block(x, cache[i])
     return head(x[:, -1:])
 
 
 def formula(new: int, seen: int) -> int:
-    """FLOPs for `new` tokens that see `seen` in all: products, then scores and their use."""
+    """FLOPs of `new` tokens that attend to `seen` tokens: matrix products, and attention."""
     matrices = LAYERS * 12 * HIDDEN**2
     return new * (2 * matrices + 4 * LAYERS * HIDDEN * seen) + 2 * HIDDEN * VOCABULARY
 

@@ -1,8 +1,8 @@
-"""The least time of a token: FLOPs and bytes of Llama 3, counted, over the speeds of a GPU.
+"""A lower bound for the time of a token: FLOPs and bytes of Llama 3, and speeds of GPUs.
 
-A step that extends b sequences multiplies with every weight once per sequence, and reads every
-weight once. The caches it reads are another matter: each sequence has its own. The FLOPs are
-held against torch's counter on a model without memory. Draws decode_bound.svg.
+A step with b sequences multiplies every weight with b tokens, and it reads every weight once.
+It also reads b caches, because each sequence has its own. The FLOPs are compared with torch's
+counter on a model without memory. Draws decode_bound.svg.
 """
 
 import matplotlib
@@ -23,7 +23,7 @@ GPUS = {"A100": (312e12, 2039e9), "H100": (989e12, 3350e9), "B200": (2250e12, 80
 
 # --8<-- [start:count]
 def matrices(h: int, layers: int, heads: int, kv: int, mlp: int) -> int:
-    """Parameters that a token is multiplied with; the embedding is only looked up."""
+    """Parameters that a token is multiplied with. The embedding is only looked up."""
     attention = 2 * h * h + 2 * h * h * kv // heads  # queries and output, keys and values
     return layers * (attention + 3 * h * mlp) + h * V
 
@@ -34,7 +34,7 @@ def cache_bytes(h: int, layers: int, heads: int, kv: int, _: int) -> int:
 
 
 def weights(model: tuple) -> int:
-    """Bytes that are held; the embedding is kept, too."""
+    """Bytes of the whole model in memory, with the embedding."""
     return 2 * (matrices(*model) + model[0] * V)
 
 
@@ -46,6 +46,12 @@ def step(model: tuple, b: int, context: int) -> tuple[float, float]:
     return flops, read
 
 
+def prompt(model: tuple, s: int) -> float:
+    """FLOPs of the products of a prompt of s tokens; only the last one needs logits."""
+    head = model[0] * V
+    return 2 * s * (matrices(*model) - head) + 2 * head
+
+
 def least(model: tuple, gpu: tuple[float, float], b: int, context: int) -> float:
     flops, read = step(model, b, context)
     return max(flops / gpu[0], read / gpu[1])
@@ -55,7 +61,7 @@ def least(model: tuple, gpu: tuple[float, float], b: int, context: int) -> float
 
 
 def counted(model: tuple, b: int, context: int) -> int:
-    """FLOPs of one step by torch's counter; on the meta device nothing is stored."""
+    """FLOPs of one step by torch's counter. Tensors on the meta device need no memory."""
     h, layers, heads, kv, mlp = model
     x = torch.empty(b, h, device="meta")
     with FlopCounterMode(display=False) as counter:
@@ -110,7 +116,8 @@ def main() -> None:
     model = MODELS["Llama 3 8B"]
     for name, gpu in GPUS.items():
         one = least(model, gpu, 1, 0)
-        prefill = 2048 * 2 * matrices(*model) / gpu[0]  # its products; attention not counted
+        prefill = prompt(model, 2048) / gpu[0]  # its products; attention is not counted
+        assert prefill < 2048 * 2 * matrices(*model) / gpu[0]  # 2,048 tokens with logits
         print(f"  {name}        {gpu[0] / gpu[1]:9.0f}   {1e3 * one:8.2f} ms   "
               f"{1e3 * prefill:12.1f} ms   {2048 * one / prefill:15.0f}")  # fmt: skip
 
@@ -119,10 +126,10 @@ def main() -> None:
         flops, read = step(model, b, 2048)
         time = least(model, GPUS["H100"], b, 2048)
         caches = b * 2048 * cache_bytes(*model)
-        held = weights(model) + caches
+        total = weights(model) + caches
         print(f"  {b:3} sequences: {flops / read:4.1f} FLOPs per byte, {1e3 * time:5.2f} ms, "
               f"{b / time:5.0f} tokens/s, cache {caches / read:3.0%} of the bytes, "
-              f"{held / 1e9:.1f} GB{', too many' * (held > 80e9)}")  # fmt: skip
+              f"{total / 1e9:.1f} GB{', too many' * (total > 80e9)}")  # fmt: skip
     most = GPUS["H100"][1] / (2048 * cache_bytes(*model))
     print(f"  and never more than W / (context × cache): {most:.0f} tokens/s")
     assert 4096 / least(model, GPUS["H100"], 4096, 2048) < most

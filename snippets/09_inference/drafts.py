@@ -1,8 +1,8 @@
-"""Five ways to guess several tokens, one way to check them: a tree, in one pass of the target.
+"""Five ways to guess several tokens, and one way to check them: a tree in one forward pass.
 
 Drafts come from a table of counts, from the text itself (n-grams), and from heads on the last
-hidden state: Medusa's, which do not see what was guessed before, and a chained one, which does.
-A chain is a tree without branches. Each way writes the text that greedy decoding writes.
+hidden state: Medusa heads do not see the earlier guesses, and a chained head does. A chain is a
+tree without branches. Each way writes the same text as greedy decoding.
 """
 
 import heapq

@@ -1,8 +1,8 @@
-"""An 8-bit cache in a trained model: what it does to logits and to greedy text, and its bytes.
+"""An 8-bit cache in a trained model: its effect on logits, on greedy text, and on bytes.
 
-Keys and values are rounded as they are written, with the scales that engines use: none (fp8
-alone), one for each head from a sample of text, or one for each token and head. Then the bytes,
-and what they do to the number of requests and to a step of Llama 3 8B.
+Keys and values are rounded when they are written, with the scales that engines use: none (only
+fp8), one for each head from a sample of text, or one for each token and head. Then the program
+computes the bytes, the number of requests and the time of a step for Llama 3 8B.
 """
 
 import math

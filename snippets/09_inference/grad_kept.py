@@ -1,7 +1,7 @@
-"""Generating without no_grad: every step's keys and values stay alive, in a chain of graphs.
+"""Generating without no_grad: the keys and values of every step stay in memory.
 
-Counted exactly, as what autograd saves while a cache grows by one token at a time, less the
-parameters. The tokens are the same, so only memory tells.
+The program counts the bytes that autograd saves while a cache grows by one token at a time,
+without the parameters. The tokens are the same, so only the memory shows the mistake.
 """
 
 import torch

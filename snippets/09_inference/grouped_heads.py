@@ -1,7 +1,8 @@
-"""Grouped-query attention from scratch: several query heads read one head of keys and values.
+"""Grouped-query attention from scratch: several query heads share one head of keys and values.
 
-With one group per head it is multi-head attention, with a single group multi-query attention.
-It equals multi-head attention whose keys and values are repeated, and torch's own.
+With one group per head it is multi-head attention, and with a single group it is multi-query
+attention. The result equals multi-head attention with repeated keys and values, and torch's
+own.
 """
 
 import torch
@@ -35,10 +36,10 @@ def main() -> None:
         torch.testing.assert_close(
             F.scaled_dot_product_attention(q, k, v, enable_gqa=True), expected
         )
-        held = (k.nbytes + v.nbytes) // b
-        assert held == 2 * kv * d * s * 4
+        size = (k.nbytes + v.nbytes) // b
+        assert size == 2 * kv * d * s * 4
         flops = 4 * a * d * s  # q·k and weights·v, two each
-        print(f"{kv:6}   {held / 1024:15.1f} KiB   "
+        print(f"{kv:6}   {size / 1024:15.1f} KiB   "
               f"{flops / (2 * kv * d * s * 2):8.1f} at 2 bytes")  # fmt: skip
     print("equal to repeated heads and to scaled_dot_product_attention(enable_gqa=True)")
 

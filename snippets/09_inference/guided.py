@@ -1,8 +1,8 @@
-"""Guided decoding: a schema becomes an automaton over characters, then masks over tokens.
+"""Guided decoding: a schema becomes an automaton over characters, and then masks over tokens.
 
-The model is a table of which token follows which, learnt from JSON records that mostly break
-the schema. Alone it hardly ever writes an answer that fits; under the masks every answer does.
-Then what a mask costs, what it does to the distribution, and what the cut of forced text does.
+The model is a table of which token follows which, learned from JSON records that mostly violate
+the schema. Without masks almost no answer fits, and with masks every answer does. The program
+also measures the cost of masks, their effect on the distribution, and the trap of forced text.
 """
 
 import json

@@ -1,7 +1,7 @@
-"""A key-value cache from scratch: each token computes its own keys and values, once, for good.
+"""A key-value cache from scratch: the keys and values of each token are computed only once.
 
-The model is the small transformer of chapter 08, untrained. With the cache it gives the logits
-that it gives without, whether the prompt arrives whole, in pieces or token by token.
+The model is the small transformer of chapter 08, untrained. With the cache it returns the same
+logits as without a cache, whether the prompt arrives whole, in pieces or token by token.
 """
 
 import torch
@@ -13,7 +13,7 @@ Cache = list[tuple[torch.Tensor, torch.Tensor] | None]  # per layer: keys, value
 
 # --8<-- [start:block]
 class ConcatBlock(nn.Module):
-    """Attention, then an MLP; keys and values of what came before are handed in and out."""
+    """Attention and an MLP. Takes and returns the keys and values of earlier tokens."""
 
     def __init__(self, hidden: int, heads: int) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class ConcatBlock(nn.Module):
 
 # --8<-- [start:model]
 class CachedModel(nn.Module):
-    """ids [b, s] of new tokens and the cache of the old -> logits [b, s, v] and the cache."""
+    """ids [b, s] of new tokens, and the cache of the old ones -> logits [b, s, v], cache."""
 
     def __init__(self, vocabulary: int, hidden=64, heads=4, layers=2, context=64) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class CachedModel(nn.Module):
 
     def forward(self, ids: torch.Tensor, cache: Cache | None = None):
         cache = cache or [None] * len(self.blocks)
-        start = 0 if cache[0] is None else cache[0][0].shape[2]  # where the new tokens stand
+        start = 0 if cache[0] is None else cache[0][0].shape[2]  # the first new position
         x = self.token(ids) + self.position.weight[start : start + ids.shape[1]]
         kept: Cache = []
         for block, past in zip(self.blocks, cache, strict=True):
@@ -92,7 +92,7 @@ def without_any_cache(model: CachedModel, prompt: torch.Tensor, tokens: int) -> 
 
 @torch.no_grad()
 def by_torch(model: CachedModel, ids: torch.Tensor) -> torch.Tensor:
-    """Logits by torch's own layers with this model's weights: causal, and without a cache."""
+    """Logits by torch's own layers with the same weights: causal, without a cache."""
     x = model.token(ids) + model.position.weight[: ids.shape[1]]
     mask = nn.Transformer.generate_square_subsequent_mask(ids.shape[1])
     for b in model.blocks:
@@ -129,10 +129,10 @@ def main() -> None:
             words = "48 × 1" if len(pieces) == 48 else " + ".join(map(str, pieces))
             print(f"prompt as {words}: logits equal")
 
-    held = sum(t.nbytes for pair in cache for t in pair)
+    total = sum(t.nbytes for pair in cache for t in pair)
     formula = 2 * 2 * 4 * 16 * 4  # keys and values, layers, heads, width of a head, bytes
-    print(f"the cache of 3 × 48 tokens: {held} bytes; 2·L·a·d·4 = {formula} per token")
-    assert held == 3 * 48 * formula
+    print(f"the cache of 3 × 48 tokens: {total} bytes; 2·L·a·d·4 = {formula} per token")
+    assert total == 3 * 48 * formula
 
 
 if __name__ == "__main__":

@@ -1,27 +1,29 @@
-"""Latent attention in small: the cache holds one narrow vector per token and no keys or values.
+"""Latent attention in small: the cache contains one narrow vector per token, no keys or values.
 
-After DeepSeek-V2 (2405.04434, Section 2.1). Expanded, each head makes its keys and values from
-the latent vector. Absorbed, the matrix that makes keys moves over to the query, the one that
-makes values behind the sum, and attention runs on the latent vectors as they are.
+After DeepSeek-V2 (2405.04434, Section 2.1). In the expanded form, each head computes its keys
+and values from the latent vector. In the absorbed form, the matrix for the keys is applied to
+the query, the matrix for the values is applied after the sum, and attention uses the latent
+vectors.
 """
 
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
 
 HIDDEN, HEADS, WIDTH, LATENT, ROTARY = 256, 8, 32, 48, 16
 
 
 # --8<-- [start:weights]
 class LatentAttention(nn.Module):
-    """The last of s tokens attends to all; the cache is [b, s, LATENT + ROTARY]."""
+    """The last of s tokens attends to all of them. The cache is [b, s, LATENT + ROTARY]."""
 
     def __init__(self) -> None:
         super().__init__()
         scale = HIDDEN**-0.5
         self.query = nn.Parameter(scale * torch.randn(HEADS, HIDDEN, WIDTH))
         self.query_rotary = nn.Parameter(scale * torch.randn(HEADS, HIDDEN, ROTARY))
-        self.down = nn.Parameter(scale * torch.randn(HIDDEN, LATENT))  # what is cached
+        self.down = nn.Parameter(scale * torch.randn(HIDDEN, LATENT))  # its result is cached
         self.key_rotary = nn.Parameter(scale * torch.randn(HIDDEN, ROTARY))  # one for all heads
         self.up_key = nn.Parameter(LATENT**-0.5 * torch.randn(HEADS, LATENT, WIDTH))
         self.up_value = nn.Parameter(LATENT**-0.5 * torch.randn(HEADS, LATENT, WIDTH))
@@ -39,7 +41,7 @@ class LatentAttention(nn.Module):
 
 
 def rotate(x: torch.Tensor) -> torch.Tensor:
-    """Rotary positions: pair i of token s turns by s / 10000^(2i/d)."""
+    """Rotary positions: rotate pair i of token s by the angle s / 10000^(2i/d)."""
     half = x.shape[-1] // 2
     turns = torch.arange(x.shape[-2])[:, None] / 10_000 ** (torch.arange(half) / half)
     a, b = x[..., :half], x[..., half:]
@@ -48,7 +50,7 @@ def rotate(x: torch.Tensor) -> torch.Tensor:
 
 # --8<-- [start:both]
 def expanded(m: LatentAttention, x: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
-    """Make every head's keys and values, then attend: [b, a, d]."""
+    """Compute the keys and values of each head, then attend: [b, a, d]."""
     latent, rotary = cache.split([LATENT, ROTARY], -1)
     content, turned = m.queries(x)
     keys = torch.einsum("bsl,ald->basd", latent, m.up_key)
@@ -60,7 +62,7 @@ def expanded(m: LatentAttention, x: torch.Tensor, cache: torch.Tensor) -> torch.
 
 
 def absorbed(m: LatentAttention, x: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
-    """The same, with q·(U c) = (Uᵀq)·c: one head of keys, shared by all queries."""
+    """The same with q·(U c) = (Uᵀq)·c: all queries share one head of keys."""
     content, turned = m.queries(x)
     query = torch.cat([torch.einsum("bad,ald->bal", content, m.up_key), turned], -1)
     scores = torch.einsum("bac,bsc->bas", query, cache)  # the cache itself is the keys
@@ -73,7 +75,7 @@ def absorbed(m: LatentAttention, x: torch.Tensor, cache: torch.Tensor) -> torch.
 
 
 def by_definition(m: LatentAttention, x: torch.Tensor) -> torch.Tensor:
-    """The same head by head in float64, pairs turned as complex numbers: [b, a, d]."""
+    """The same, head by head in float64. Pairs are rotated as complex numbers: [b, a, d]."""
     w, x, heads = {name: p.double() for name, p in m.named_parameters()}, x.double(), []
     angles = torch.arange(x.shape[1])[:, None] / 1e4 ** (torch.arange(0, ROTARY, 2) / ROTARY)
     turn = torch.polar(torch.ones_like(angles), angles)
@@ -90,6 +92,13 @@ def by_definition(m: LatentAttention, x: torch.Tensor) -> torch.Tensor:
     return torch.stack(heads, 1).float()
 
 
+def per_cached_token(heads: int, width: int, rank: int, rotary: int) -> tuple[int, int]:
+    """FLOPs of a decode step for each cached token: expanded, and absorbed."""
+    make = 2 * heads * 2 * rank * width  # keys and values from the latent vector
+    expanded_form = make + 2 * heads * (2 * width + rotary)
+    return expanded_form, 2 * heads * (2 * rank + rotary)
+
+
 @torch.no_grad()
 def main() -> None:
     torch.set_num_threads(1)
@@ -104,13 +113,20 @@ def main() -> None:
     print(f"cached per token and layer: {cache.shape[-1]} values; "
           f"keys and values of {HEADS} heads: {full}")  # fmt: skip
 
-    # what a decode step multiplies for each cached token
-    grow = 2 * HEADS * 2 * LATENT * WIDTH + 2 * HEADS * (2 * WIDTH + ROTARY)
-    stay = 2 * HEADS * (2 * LATENT + ROTARY)
-    print(f"FLOPs per cached token: {grow} expanded, {stay} absorbed")
-    assert grow > 10 * stay
+    grow, stay = per_cached_token(HEADS, WIDTH, LATENT, ROTARY)
+    with FlopCounterMode(display=False) as counter:
+        expanded(m, x, cache)
+    counted = counter.get_total_flops()
+    with FlopCounterMode(display=False) as counter:
+        absorbed(m, x, cache)
+    moved = 2 * 2 * HEADS * 2 * LATENT * WIDTH  # absorbed: two products for each new token
+    assert counted - counter.get_total_flops() == 2 * 200 * (grow - stay) - moved
+    print(f"FLOPs per cached token: {grow} expanded, {stay} absorbed, {grow / stay:.0f} times")
+    grow, stay = per_cached_token(128, 128, 512, 64)
+    print(f"with the sizes of DeepSeek-V3: {grow / stay:.0f} times")
+    assert stay * 100 < grow
 
-    # Why the rotary part is apart: turned keys are no longer one matrix times the latent vector
+    # why the rotary part is separate: a rotated key is no fixed matrix times the latent
     keys = torch.einsum("bsl,ald->basd", cache[..., :LATENT], m.up_key)
     query = torch.randn(2, HEADS, WIDTH)
     moved = torch.einsum("bad,ald->bal", query, m.up_key)
@@ -119,7 +135,7 @@ def main() -> None:
     absorbed_scores = torch.einsum("bal,bsl->bas", moved, cache[..., :LATENT])
     torch.testing.assert_close(absorbed_scores, plain, rtol=1e-4, atol=1e-4)
     off = (absorbed_scores - turned).abs().mean() / turned.abs().mean()
-    print(f"had the keys been turned: scores off by {off:.1f} of their size")
+    print(f"if the keys were rotated: scores off by {off:.1f} of their size")
     assert off > 0.3
 
 

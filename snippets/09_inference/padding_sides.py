@@ -1,7 +1,8 @@
-"""Two prompts of unequal length in one batch: three ways to be silently wrong, two to be right.
+"""Two prompts of different lengths in one batch: wrong logits without an error, and two fixes.
 
-The same sequence alone is the truth. Padding on the right leaves the last place to the padding;
-on the left it shifts every position, and is attended to unless a mask says no.
+The logits of a sequence are compared with those of the same sequence alone. With padding on the
+right, the last position belongs to the padding. Padding on the left shifts all positions, and
+tokens attend to it unless a mask forbids it.
 """
 
 import torch
@@ -12,7 +13,7 @@ HIDDEN, HEADS, PAD = 64, 4, 0
 
 
 class Model(nn.Module):
-    """One block; positions and mask may be given."""
+    """One block. Positions and a mask are optional."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -28,7 +29,7 @@ class Model(nn.Module):
         seen = torch.ones(s, s, dtype=torch.bool).tril().expand(b, 1, s, s)
         if real is not None:
             seen = seen & real[:, None, None, :]  # no column of padding
-            seen = seen | torch.eye(s, dtype=torch.bool)  # a row of padding sees itself: no NaN
+            seen = seen | torch.eye(s, dtype=torch.bool)  # a padding row sees itself: no NaN
         mixed = F.scaled_dot_product_attention(*(t.transpose(1, 2) for t in (q, k, v)), seen)
         return self.out(x + mixed.transpose(1, 2).flatten(2))
 
@@ -57,7 +58,7 @@ def main() -> None:
     real = left != PAD
     positions = (real.cumsum(1) - 1).clamp(min=0)  # 0 0 0 0 0 0 1 2 3 4 5 6
     for words, arguments in (
-        ("padded left, nothing said:", (None, None)),
+        ("padded left, nothing else:", (None, None)),
         ("padded left, mask:", (None, real)),
         ("padded left, positions:", (positions, None)),
         ("padded left, mask and positions:", (positions, real)),
@@ -78,6 +79,9 @@ def main() -> None:
     assert not shares[1:].isnan().any()
     print(f"a row that sees nothing, softmaxed by hand: NaN {nan}")
     assert nan
+    mixed = F.scaled_dot_product_attention(x, x, x, attn_mask=empty)[0, 0]
+    print(f"the same row by scaled_dot_product_attention: {mixed[0].abs().max():.0f}")
+    assert not mixed.isnan().any() and mixed[1:].abs().min() > 0
 
 
 if __name__ == "__main__":

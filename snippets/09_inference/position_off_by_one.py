@@ -1,7 +1,7 @@
-"""Positions off by one once a cache is used: hardly a worse loss, and another text.
+"""Positions that are off by one with a cache: almost the same loss, and a different text.
 
-The character model of chapter 08, trained, reads the text that was held out one character at a
-time with its cache. The position of each new one is right, one too far, or stays at 0.
+The trained character model of chapter 08 reads validation text, one character at a time, with a
+cache. The position of each new character is right, one too large, or always 0.
 """
 
 import math
@@ -96,7 +96,7 @@ def train_cached(model: ShiftedModel, ids, steps=500, rows=8, context=32, lr=1e-
 # --8<-- [start:read]
 @torch.no_grad()
 def read(model: ShiftedModel, windows: torch.Tensor, shift: int | None) -> float:
-    """Bits per character from 8 given ones on, decoded with the cache; None: position 0."""
+    """Bits per character after the first 8, with the cache. Shift None: always position 0."""
     logits, cache = model(windows[:, :8])
     bits = 0.0
     for at in range(8, windows.shape[1]):

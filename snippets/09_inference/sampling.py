@@ -1,7 +1,7 @@
-"""Every usual way to choose the next token, from scratch, each held against its distribution.
+"""The usual ways to choose the next token, from scratch, each tested against its distribution.
 
-A method is a filter on logits: what it returns, softmaxed, is the distribution it draws from.
-Drawing is done by the Gumbel-max trick, and tested by chi-square. Draws sampling.svg.
+A method is a filter for logits. The softmax of its result is the distribution of the draws. The
+program draws with the Gumbel-max trick, tests with chi-square, and draws sampling.svg.
 """
 
 import math

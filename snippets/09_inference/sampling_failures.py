@@ -1,6 +1,6 @@
-"""probability tensor contains either `inf`, `nan` or element < 0: four ways to get there.
+"""probability tensor contains either `inf`, `nan` or element < 0: four causes.
 
-torch.multinomial refuses what is no distribution. Each way is followed by its fix.
+torch.multinomial refuses a tensor that is no distribution. Each cause is followed by its fix.
 """
 
 import math

@@ -1,9 +1,9 @@
-"""What each draft costs Llama 3 8B on an H100, and up to which batch it pays.
+"""What does each draft cost for Llama 3 8B on an H100, and up to which batch does it help?
 
-A step is c0 + c1 T + c2 K: the weights, T new tokens, K tokens of context. A round checks n
-tokens of each sequence, reads the draft's weights once a pass, and writes G tokens. Sizes are
-published shapes, speeds the data sheet's; the Gs are those that drafts.py measured, and MTP's
-is the lower end of what DeepSeek-V3's report gives.
+A step takes c0 + c1 T + c2 K seconds: for the weights, T new tokens and K cached tokens. A
+round checks n tokens of each sequence, reads the weights of the draft once per pass, and gives
+G tokens. Sizes are published shapes, and speeds are from the data sheet. The values of G were
+measured by drafts.py; MTP's is the lower end of DeepSeek-V3's report.
 """
 
 from dataclasses import dataclass

@@ -1,8 +1,8 @@
-"""Speculative decoding of a trained model: a table of counts drafts, one forward checks.
+"""Speculative decoding with a trained model: a table of counts drafts, one forward pass checks.
 
-The target is the character model of chapter 08; the draft knows how often each character
-follows two others. What comes out is tested against the target's exact distribution of the
-next three characters, and the tokens per round against the formula.
+The target is the character model of chapter 08. The draft is a table of how often each
+character follows two others. The program tests the result against the target's exact
+distribution of the next three characters, and the tokens per round against the formula.
 """
 
 import math

@@ -1,7 +1,8 @@
-"""The acceptance rule: a token drafted from q, kept or replaced so that it is distributed as p.
+"""The acceptance rule: keep or replace a token from q so that the result is distributed as p.
 
-Keep x with probability min(1, p(x)/q(x)); otherwise draw from what p has above q. The result is
-computed exactly, then tested by chi-square on a million draws. Three likely mistakes fail.
+Keep x with probability min(1, p(x)/q(x)), otherwise draw from the positive part of p - q. The
+program computes the resulting distribution exactly, and tests a million draws with chi-square.
+Three likely mistakes fail the test.
 """
 
 import math
@@ -11,13 +12,13 @@ import torch
 
 # --8<-- [start:rule]
 def speculate(p: torch.Tensor, q: torch.Tensor, draws: int, generator):
-    """Draw `draws` tokens from `q`, correct them to `p`; return them and which were kept."""
+    """Draw tokens from `q`, correct them to `p`. Return tokens, drafts, and which are kept."""
     drafted = torch.multinomial(q, draws, replacement=True, generator=generator)
     keep = torch.rand(draws, generator=generator) < p[drafted] / q[drafted]
     residual = (p - q).clamp(min=0)
-    residual = residual if residual.any() else p  # p = q: nothing will be refused
+    residual = residual if residual.any() else p  # p = q: nothing is refused
     fresh = torch.multinomial(residual, draws, replacement=True, generator=generator)
-    return torch.where(keep, drafted, fresh), keep
+    return torch.where(keep, drafted, fresh), drafted, keep
 
 
 # --8<-- [end:rule]
@@ -43,7 +44,7 @@ def main() -> None:
     q = (p.log() + 0.7 * torch.randn(30, generator=generator)).softmax(0)
 
     # --8<-- [start:exact]
-    eta = torch.minimum(p, q).sum()  # the share that is kept
+    eta = torch.minimum(p, q).sum()  # the fraction that is kept
     residual = (p - q).clamp(min=0) / (p - q).clamp(min=0).sum()
     result = torch.minimum(p, q) + (1 - eta) * residual
     torch.testing.assert_close(result, p)
@@ -54,23 +55,23 @@ def main() -> None:
     # --8<-- [start:siblings]
     left, refused, total = p, 1.0, torch.zeros_like(p)
     kept = []
-    for _ in range(4):  # siblings, all drawn from q: each is tried for what the last one left
+    for _ in range(4):  # guesses from q: each is tested with the last residual
         total = total + refused * torch.minimum(left, q)
         refused *= 1 - torch.minimum(left, q).sum().item()
         left = (left - q).clamp(min=0) / (left - q).clamp(min=0).sum()
         torch.testing.assert_close(total + refused * left, p)
         kept.append(1 - refused)
-    print("with 1 to 4 siblings, exactly p again; one is kept with",
+    print("with 1 to 4 guesses, exactly p again; one is kept with",
           ", ".join(f"{share:.2f}" for share in kept))  # fmt: skip
     # --8<-- [end:siblings]
 
     draws = 10**6
-    tokens, keep = speculate(p, q, draws, generator)
-    assert speculate(p, p.clone(), 1000, generator)[1].all()  # a perfect draft is always kept
+    tokens, drafts, keep = speculate(p, q, draws, generator)
+    assert speculate(p, p.clone(), 1000, generator)[2].all()  # a perfect draft is always kept
     plain = torch.multinomial(p, draws, replacement=True, generator=generator)
     print(f"a million draws: kept ≈{keep.float().mean():.4f}")
     assert abs(keep.float().mean() - eta) < 0.003
-    print("standard deviations from p, by chi-square (above 5 is no accident)")
+    print("standard deviations from p, by chi-square (above 5 is no coincidence)")
     drafted = torch.multinomial(q, draws, replacement=True, generator=generator)
     keep = torch.rand(draws, generator=generator) < p[drafted] / q[drafted]
     whole = torch.multinomial(p, draws, replacement=True, generator=generator)
@@ -88,6 +89,9 @@ def main() -> None:
     truths = (q, both + (1 - eta) * p, both / eta)
     for mistake, truth in zip(list(rows)[2:], truths, strict=True):
         assert chi_square(rows[mistake], truth) < 5, mistake
+    # the row "speculation" is made of drafts: it keeps most of them, and replaces the others
+    same = rows["speculation"] == drafts
+    assert same[keep].all() and not same[~keep].any() and 0.3 < keep.float().mean() < 0.7
     for words, sample in rows.items():
         away = chi_square(sample, p)
         assert (away > 100) if "mistake" in words else (away < 5), (words, away)

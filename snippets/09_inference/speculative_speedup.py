@@ -1,7 +1,7 @@
-"""When speculation pays: predicted from what a draft and a check cost, then run.
+"""When does speculation help? Predicted from the cost of a draft and of a check, and measured.
 
-Draft and target are stacks of matrices; each draft is accepted with probability η by the toss
-of a coin, so that η is known. Draws speculative_speedup.svg from the formula.
+Draft and target are stacks of matrices. A random number decides with probability η whether a
+draft is kept, so that η is known. Draws speculative_speedup.svg from the formula.
 """
 
 import random
@@ -19,12 +19,12 @@ HIDDEN = 2048
 
 # --8<-- [start:formula]
 def tokens(eta: float, gamma: int) -> float:
-    """Tokens of a round: one for sure, one more for each draft that all before it survived."""
+    """Tokens per round: one, and one more for each draft if all before it were kept."""
     return sum(eta**i for i in range(gamma + 1))
 
 
 def speedup(eta: float, gamma: int, draft: float, check: float) -> float:
-    """Times as fast as plain decoding; `draft` and `check` in steps of the target."""
+    """The speed-up over plain decoding. `draft` and `check` are in steps of the target."""
     return tokens(eta, gamma) / (gamma * draft + check)
 
 
@@ -43,7 +43,7 @@ def forward(weights: list[torch.Tensor], x: torch.Tensor) -> torch.Tensor:
 
 # --8<-- [start:run]
 def generate(target, draft, eta: float, gamma: int, rounds: int, coin: random.Random) -> int:
-    """Run rounds of speculation; return how many tokens they gave."""
+    """Run rounds of speculation. Return the number of tokens."""
     given = 0
     for _ in range(rounds):
         x = torch.ones(1, HIDDEN)
@@ -90,7 +90,7 @@ def main() -> None:
         assert abs(tokens(eta, 5) - closed) < 1e-12
         coin = random.Random(0)
         drawn = generate([], [], eta, 5, 20_000, coin) / 20_000
-        print(f"η = {eta}, γ = 5: {closed:.3f} tokens a round, by coins ≈{drawn:.3f}")
+        print(f"η = {eta}, γ = 5: {closed:.3f} tokens per round, simulated ≈{drawn:.3f}")
         assert abs(drawn - closed) < 0.05
 
     target, draft = stack(12), stack(1)  # 192 MiB, and a twelfth
@@ -112,8 +112,13 @@ def main() -> None:
         "check": lambda: forward(target, several),
         "draft": lambda: [forward(draft, one) for _ in range(gamma)],
     } | {eta: lambda eta=eta: round_of(eta) for eta in etas}
+    products = [len(target), (gamma + 1) * len(target), gamma * len(draft)]
+    for name, multiplied in zip(("step", "check", "draft"), products, strict=True):  # what is timed must be the work of its name
+        with FlopCounterMode(display=False) as counter:
+            works[name]()
+        assert counter.get_total_flops() == 2 * HIDDEN**2 * multiplied, name
     times: dict[object, list[float]] = {name: [] for name in works}
-    for _ in range(rounds):  # all in turn, so that no one has the quiet moments
+    for _ in range(rounds):  # in turn, so that other load hits all of them
         for name, work in works.items():
             times[name].append(clock(work))
     took = {name: sorted(t)[rounds // 2] for name, t in times.items()}

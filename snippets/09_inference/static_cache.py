@@ -1,7 +1,7 @@
-"""A cache that grows makes the compiler work again; a preallocated one, written in place, not.
+"""A growing cache makes torch.compile compile again; a static cache does not.
 
-A decode step is compiled with a backend that only counts. Three caches are tried: grown by
-torch.cat, grown with the length marked as dynamic, and static with the position as a tensor.
+A decode step is compiled with a backend that only counts. The program tries three caches: grown
+by torch.cat, grown with the length marked as dynamic, and static with the position as a tensor.
 """
 
 import torch
@@ -36,7 +36,7 @@ def static(q, k, v, keys, values, position):  # keys, values [b, a, MOST, d], po
     keys.index_copy_(2, position, k)
     values.index_copy_(2, position, v)
     places = torch.arange(keys.shape[2], device=q.device)
-    seen = (places <= position).view(1, 1, 1, -1)  # what is beyond is not written yet
+    seen = (places <= position).view(1, 1, 1, -1)  # the rest is not written yet
     return F.scaled_dot_product_attention(q, keys, values, attn_mask=seen)
 
 
@@ -44,7 +44,7 @@ def static(q, k, v, keys, values, position):  # keys, values [b, a, MOST, d], po
 
 
 def decode(way: str, tokens: torch.Tensor, **options) -> tuple[torch.Tensor, list[int]]:
-    """Outputs of 12 steps, and how often the step had been compiled after each."""
+    """The outputs of 12 steps, and the number of compilations after each step."""
     torch._dynamo.reset()
     backend = Count()
     step = torch.compile(static if way == "static" else grown, backend=backend, **options)
@@ -93,7 +93,7 @@ def main() -> None:
     assert counts == [1] * 12
     print(f"dynamic=False, static cache: compiled {counts}")
 
-    # the limit of a static cache is a real one: nothing grows
+    # a static cache cannot grow beyond its length
     keys = torch.zeros(1, HEADS, MOST, WIDTH)
     try:
         keys.index_copy_(2, torch.tensor([MOST]), tokens[1, :, :, :1])

@@ -1,7 +1,7 @@
 """A cache that forgets: the last w characters alone, or with the first few, the sinks.
 
-The character model is trained with all of its context, then reads the text that was held out
-with a mask. The loss says what forgetting costs. Draws window_and_sinks.svg.
+The character model is trained with its whole context. Then it reads validation text with a mask
+that hides older characters. The loss shows what this costs. Draws window_and_sinks.svg.
 """
 
 import math
@@ -35,7 +35,7 @@ def unicode_names() -> tuple[str, torch.Tensor, torch.Tensor]:
 
 # --8<-- [start:block]
 class WindowBlock(nn.Module):
-    """As in chapter 08, but what each character sees is given by `seen` [s, s]."""
+    """As in chapter 08, but the mask `seen` [s, s] decides what each character sees."""
 
     def __init__(self, hidden: int, heads: int) -> None:
         super().__init__()
@@ -103,19 +103,19 @@ def bits_per_character(model: nn.Module, ids: torch.Tensor, context=64) -> float
 
 # --8<-- [start:masks]
 def window(s: int, last: int, first: int = 0) -> torch.Tensor:
-    """What each of s characters sees: the `last` ones up to itself, and the `first` of all."""
+    """Mask: each of s characters sees the `last` ones up to itself, and the `first` ones."""
     i, j = torch.arange(s)[:, None], torch.arange(s)
     return (j <= i) & ((i - j < last) | (j < first))
 
 
 def ring(q, k, v, last: int, first: int = 0) -> torch.Tensor:  # each [b, a, s, d]
-    """The same by a cache of `first` + `last` rows: a new row replaces the oldest but sinks."""
+    """The same with a cache of `first` + `last` rows. A new row replaces the oldest one."""
     keys, values = k.new_empty(2, *k.shape[:2], first + last, k.shape[3])
     outputs = []
     for i in range(k.shape[2]):
         row = i if i < first else first + (i - first) % last
         keys[:, :, row], values[:, :, row] = k[:, :, i], v[:, :, i]
-        full = min(i + 1, first + last)  # the order of rows does not matter to a softmax
+        full = min(i + 1, first + last)  # attention does not depend on their order
         outputs.append(F.scaled_dot_product_attention(
             q[:, :, i : i + 1], keys[:, :, :full], values[:, :, :full]))  # fmt: skip
     return torch.cat(outputs, 2)
@@ -131,7 +131,7 @@ def draw() -> None:
     for axes, (words, last, first) in zip(grid, rows, strict=True):
         for i, row in enumerate(window(24, last, first).tolist()):
             recent = range(max(0, i - last + 1), i + 1)
-            older = sum(row) - len(recent)  # sinks that have left the window
+            older = sum(row) - len(recent)  # sinks outside of the window
             axes.barh(i, len(recent), left=recent[0] - 0.5, height=0.8, color="#0b6e99")
             if older:
                 axes.barh(i, older, left=-0.5, height=0.8, color="#c2410c")
@@ -179,7 +179,7 @@ def main() -> None:
     assert alone < full + 0.1, "half of the context should be enough"
 
     draw()
-    # how much weight the first character gets, where a uniform look back would give 1/32
+    # the weight on the first character; uniform weights would be 1/32
     with torch.no_grad():
         ids = held_out[: 32 * 200].view(200, 32)
         x, shares = model.token(ids) + model.position.weight, []
@@ -199,7 +199,7 @@ def main() -> None:
     for last, first in ((8, 0), (8, 4)):
         masked = F.scaled_dot_product_attention(q, k, v, attn_mask=window(40, last, first))
         torch.testing.assert_close(ring(q, k, v, last, first), masked)
-    print("a ring of 8 rows, and 4 sinks beside it: equal to the masks over 40 tokens")
+    print("a ring of 8 rows, without and with 4 sinks: equal to the masks over 40 tokens")
 
 
 if __name__ == "__main__":
