@@ -73,15 +73,15 @@ def main() -> None:
     assert abs(keep.float().mean() - eta) < 0.003
     print("standard deviations from p, by chi-square (above 5 is no coincidence)")
     drafted = torch.multinomial(q, draws, replacement=True, generator=generator)
-    keep = torch.rand(draws, generator=generator) < p[drafted] / q[drafted]
+    stays = torch.rand(draws, generator=generator) < p[drafted] / q[drafted]
     whole = torch.multinomial(p, draws, replacement=True, generator=generator)
-    again = torch.where(keep, drafted, whole)  # replaced from p, not from the residual
+    again = torch.where(stays, drafted, whole)  # replaced from p, not from the residual
     rows = {
         "plain sampling": plain,
         "speculation": tokens,
         "mistake: the draft as it is": drafted,
         "mistake: replaced from p itself": again,
-        "mistake: only kept ones count": drafted[keep],
+        "mistake: only kept ones count": drafted[stays],
     }
     coin = torch.tensor([0] * 60 + [1] * 40)  # Pearson's statistic is 4, one degree of freedom
     assert abs(chi_square(coin, torch.tensor([0.5, 0.5])) - 3 / 2**0.5) < 1e-6

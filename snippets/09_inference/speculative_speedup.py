@@ -113,7 +113,7 @@ def main() -> None:
         "draft": lambda: [forward(draft, one) for _ in range(gamma)],
     } | {eta: lambda eta=eta: round_of(eta) for eta in etas}
     products = [len(target), (gamma + 1) * len(target), gamma * len(draft)]
-    for name, multiplied in zip(("step", "check", "draft"), products, strict=True):  # what is timed must be the work of its name
+    for name, multiplied in zip(("step", "check", "draft"), products, strict=True):
         with FlopCounterMode(display=False) as counter:
             works[name]()
         assert counter.get_total_flops() == 2 * HIDDEN**2 * multiplied, name
