@@ -231,6 +231,11 @@ def main() -> None:
         )
     assert max(list(needs.values())[1:]) < needs["as it is"]  # each of the five helps
     assert wasted["nothing kept of a step"] < wasted["as it is"] / 2  # kept tensors waste most
+    plain, unsplit = Segments(needs["as it is"]), Segments(needs["as it is"], 32 * MIB)
+    replay(plain, mixed), replay(unsplit, mixed)
+    assert plain.driver_calls < unsplit.driver_calls
+    print(f"\nsegments from the driver within ≈{needs['as it is'] // MIB} MiB:", end=" ")
+    print(f"≈{plain.driver_calls}, with max_split_size_mb:32 ≈{unsplit.driver_calls}")
     allocator = Segments((needs["as it is"] + needs["expandable_segments:True"]) // 2)
     try:
         replay(allocator, mixed)
