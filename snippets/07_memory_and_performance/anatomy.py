@@ -208,11 +208,11 @@ def main() -> None:
     print("                   predicted   measured")
     for kind in KINDS:
         ours, seen = predicted[kind], measured[kind]
-        assert abs(ours - seen) < 0.05 * seen, (kind, ours, seen)
+        assert abs(ours - seen) < 0.01 * seen, (kind, ours, seen)
         print(f"{kind:17}{ours / 2**20:11.2f}   {'≈' + format(seen / 2**20, '.2f'):>8}")
     total = sum(predicted.values()) - predicted["gradients"]  # at the peak there is none yet
     seen = sum(peak.values())
-    assert abs(total - seen) < 0.05 * seen, (total, seen)
+    assert abs(total - seen) < 0.01 * seen, (total, seen)
     print(f"{'peak':17}{total / 2**20:11.2f}   {'≈' + format(seen / 2**20, '.2f'):>8}")
     index = step.index(peak) + marks["start"]
     phase = next(p for p in ("forward", "backward", "optimizer") if index < marks[p])

@@ -148,6 +148,9 @@ def main() -> None:
     print(f"at the peak ≈{peak / 2**20:.1f} MiB are live; by the line that allocated them:")
     for line, size in lines.most_common(4):
         print(f" ≈{size / peak:.0%}  {line}")
+    line, size = lines.most_common(1)[0]
+    softmax = LAYERS * 4 * A * S * S  # bytes of the outputs that backward needs
+    assert "softmax" in line and abs(size - softmax) < 0.03 * softmax, (line, size, softmax)
     last = [entry["action"] for entry in snapshot["device_traces"][0][-2:]]
     print(f"a tensor's end is two entries: {', '.join(last)}")
     with open("snapshot.pickle", "wb") as file:  # for pytorch.org/memory_viz

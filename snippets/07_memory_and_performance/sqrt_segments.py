@@ -111,7 +111,7 @@ def main() -> None:
     print("  k   k + rL/k   counted")
     for k, counted in counts.items():
         predicted = k + r * LAYERS / k
-        assert abs(predicted - counted) < 4, (k, predicted, counted)
+        assert 2 <= counted - predicted < 3, (k, predicted, counted)
         print(f"{k:3}{predicted:11.1f}     {counted:.0f}")
     best = min(counts, key=counts.get)
     print(f"least at k = {best}; √(rL) = {math.sqrt(r * LAYERS):.1f}")
