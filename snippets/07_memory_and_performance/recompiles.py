@@ -35,7 +35,7 @@ def compilations(function, calls, **options) -> list[int]:
 
 
 def after_the_limit() -> tuple[list[int], list[str]]:
-    """For ten lengths and an old one: how often compiled code ran. And the warnings of torch."""
+    """How often compiled code ran, for ten lengths and an old one; and the warnings."""
     torch._dynamo.reset()
     runs, uses = [], []
     messages: list[str] = []
