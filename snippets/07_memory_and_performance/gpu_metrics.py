@@ -24,7 +24,7 @@ except ModuleNotFoundError:
 POWER_CAP, SLOWED = 0x04, 0x08 | 0x20 | 0x40 | 0x80
 
 
-# --8<-- [start:readings]
+# --8<-- [start:find]
 class Gpu:
     """The readings of one GPU through `nvml`, which is pynvml or stands in for it."""
 
@@ -40,6 +40,9 @@ class Gpu:
         except Exception as error:  # NVMLError, of which there is none without pynvml
             self.why = f"absent: {error}"
 
+    # --8<-- [end:find]
+
+    # --8<-- [start:read]
     def read(self) -> dict[str, float | str]:
         """A value or a text by column; percent, GiB, watts, MHz, and 0 or 1."""
         if self.why:
@@ -65,8 +68,7 @@ class Gpu:
                 row[name] = str(error)
         return row
 
-
-# --8<-- [end:readings]
+    # --8<-- [end:read]
 
 
 # --8<-- [start:log]

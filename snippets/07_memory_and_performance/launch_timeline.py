@@ -75,7 +75,7 @@ def main() -> None:
         step, busy = gpu[-1][1], sum(end - start for start, end in gpu)
         assert abs(step - formula[name]) < 1e-9
         print(f"{name:11}{len(host):9}{step:10.1f}{busy / step:10.0%}")
-    # with long kernels the host is ahead, and a graph saves only the difference of one launch
+    # with long kernels the host is ahead, and a graph gains nothing
     slow = [[50.0]] * OPERATORS
     eager = timeline([launch] * OPERATORS, slow)[1][-1][1]
     replayed = timeline([graph], [[50.0] * OPERATORS])[1][-1][1]

@@ -19,7 +19,7 @@ KINDS = {
 }
 
 
-# --8<-- [start:metrics]
+# --8<-- [start:log]
 class Metrics:
     """Appends every record to a file, and serves the latest at /metrics."""
 
@@ -41,6 +41,9 @@ class Metrics:
             lines.append(f"train_{name}{{{self.labels}}} {value!r}")
         return "\n".join(lines) + "\n"
 
+    # --8<-- [end:log]
+
+    # --8<-- [start:serve]
     def serve(self, port: int = 0) -> ThreadingHTTPServer:
         """Answer scrapes from a thread, on localhost; port 0 lets the system choose."""
         metrics = self
@@ -61,8 +64,7 @@ class Metrics:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         return server
 
-
-# --8<-- [end:metrics]
+    # --8<-- [end:serve]
 
 
 def scrape(port: int) -> str:

@@ -2,7 +2,7 @@
 
 The model needs 6 FLOPs per token for each weight of a matrix, and 12 L h s FLOPs per token for
 attention. The program counts the FLOPs that really run, and measures the peak with a large
-product. Times are CPU times of one thread, so other programs disturb them little.
+product. Times are CPU times of one thread, so waiting for a core does not count.
 """
 
 import time

@@ -54,6 +54,28 @@ def run(device: torch.device, **options: bool) -> tuple[int, float, torch.Tensor
 # --8<-- [end:run]
 
 
+class Reads(TorchDispatchMode):
+    """Counts how often Python reads the value of a tensor, as `.item()` does."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func is torch.ops.aten._local_scalar_dense.default
+        return func(*args, **(kwargs or {}))
+
+
+def counter_reads(tensors: int, **options: bool) -> int:
+    """How often a step of AdamW reads the step counters of `tensors` tensors."""
+    parameters = [torch.ones(2) for _ in range(tensors)]
+    for parameter in parameters:
+        parameter.grad = torch.ones(2)
+    optimizer = torch.optim.AdamW(parameters, **options)
+    optimizer.step()  # creates the counters
+    with Reads() as reads:
+        optimizer.step()
+    return reads.count
+
+
 def main() -> None:
     torch.set_num_threads(1)
     device = torch.device("cpu")
@@ -72,6 +94,9 @@ def main() -> None:
         print(f"{name:16} {calls:5} {many} a step, ≈{1e3 * seconds:.2f} ms")
     print("parameters equal after the same number of steps")
     assert results["fused"][1] < results["for each tensor"][1]
+    # foreach reads the counter of each tensor twice, and makes a few calls besides
+    assert counter_reads(3, foreach=True) == 2 * 3 and counter_reads(3, fused=True) == 0
+    assert results["foreach"][0] - counter_reads(TENSORS, foreach=True) < 20
 
 
 if __name__ == "__main__":

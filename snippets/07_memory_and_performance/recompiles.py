@@ -1,8 +1,11 @@
 """When does torch.compile compile again, and what happens after eight compilations?
 
 Each compiled version has guards, which are the conditions under which it may be used. If a call
-meets the guards of no version, torch compiles a new one. The backend here only counts.
+meets the guards of no version, torch compiles a new one. The backend here only counts. The last
+part shows that the eight versions are still used, and that all other calls run eagerly.
 """
+
+import logging
 
 import torch
 import torch._dynamo
@@ -29,6 +32,28 @@ def compilations(function, calls, **options) -> list[int]:
         compiled(*call)
         counts.append(backend.times)
     return counts
+
+
+def after_the_limit() -> tuple[list[int], list[str]]:
+    """How often compiled code ran, for ten lengths and an old one; and the warnings."""
+    torch._dynamo.reset()
+    runs, uses = [], []
+    messages: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda entry: messages.append(entry.getMessage())
+    logger = logging.getLogger("torch._dynamo")
+    logger.addHandler(handler)
+
+    def backend(graph: torch.fx.GraphModule, inputs: list):
+        return lambda *args: runs.append(1) or graph.forward(*args)
+
+    compiled = torch.compile(double, backend=backend, dynamic=False)
+    for n in (*range(2, 12), 5):
+        before = len(runs)
+        torch.testing.assert_close(compiled(torch.ones(n)), torch.full((n,), 2.0))
+        uses.append(len(runs) - before)
+    logger.removeHandler(handler)
+    return uses, messages
 
 
 # --8<-- [start:cases]
@@ -69,6 +94,11 @@ def main() -> None:
             break
     else:
         raise AssertionError("compiled for 18 lengths, and no limit was hit")
+    uses, messages = after_the_limit()
+    print(f"ten lengths, then the fourth again: compiled code ran {uses}")
+    print(f"  warnings: {[message.splitlines()[0] for message in messages]}")
+    assert uses == [1] * 8 + [0] * 2 + [1]
+    assert len(messages) == 1
     reasons: list[str] = []
     torch._dynamo.reset()
     torch._dynamo.config.error_on_recompile = True

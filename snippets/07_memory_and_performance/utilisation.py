@@ -1,4 +1,4 @@
-"""What "GPU utilisation 100%" does not tell you: three timelines with the same utilisation.
+"""What "GPU utilisation 100%" does not tell you: four timelines, of which three reach 100%.
 
 NVML reports the fraction of the sampling period in which at least one kernel was running. The
 number of SMs that the kernel used, and the work that they did, do not matter. Simulated.
