@@ -1211,7 +1211,7 @@ TENSORS = {  # likewise, tried by one rank
     "Part, merge": (parts_of_keys, None),
     "Checkpoint: another device": (
         checkpoint_elsewhere,
-        "a checkpoint keeps the random states",
+        "a checkpoint restores the random states",
     ),
     "tiled, attend, attention, online": (attention_by_functions, None),
     "keep, forward, backward": (dropout_by_position, None),

@@ -83,7 +83,8 @@ REASONS = {
         no_target_left:per_token no_target_left:accumulate frozen_inputs:require_grad""",
     "it simulates, counts or writes down, and has no model": """
         two_link_dispatch:Hop links:Layout
-        caching_allocator:Allocator record_stream:Allocator fragmentation:Segments
+        caching_allocator:Allocator record_stream:Allocator record_stream:Stream
+        fragmentation:Segments
         fragmentation:Expandable staging:CopyEngine io_complexity:FastMemory
         nvme_bytes:Counting deepspeed_config:Recorder metrics:Metrics metrics:Handler gpu_metrics:Gpu gpu_metrics:Log
         paging_waste:Sequence speculation_priced:Draft mean_hides_tail:Served
