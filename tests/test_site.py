@@ -284,6 +284,7 @@ SECOND_EDITION = [
     "10_attention_in_parts.md",
     "08_quantization.md",
     "09_decode_step.md",
+    "09_blocks_and_schedules.md",
 ]
 
 
