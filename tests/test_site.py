@@ -285,6 +285,7 @@ SECOND_EDITION = [
     "08_quantization.md",
     "09_decode_step.md",
     "09_blocks_and_schedules.md",
+    "09_serving.md",
 ]
 
 
