@@ -93,7 +93,7 @@ def draw_table(x: float, y: float, name: str, text: str, table: list[int], colou
 
 def draw(pool: TextPool, texts: dict[str, str], tables: dict[str, list[int]]) -> str:
     parts = [
-        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 720 452" '
+        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 720 466" '
         'font-family="system-ui, sans-serif"><defs><marker id="head" viewBox="0 0 8 8" '
         'refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
         f'<path d="M0 0L8 4L0 8z" fill="{MUTED}"/></marker></defs>'
