@@ -63,7 +63,7 @@ REASONS = {
         stale_block:PrefillPool preemption:serve preemption:Stuck chunked_prefill:ChunkedSlots
         chunked_prefill:serve disaggregated:prefill disaggregated:decode
         disaggregated:hand_over continuous_batching:Slots continuous_batching:serve
-        continuous_batching:check_alone serve:Server drafts:Verifier speculative:round_
+        continuous_batching:check_alone serve:Server speculative:round_
         cuda_graph_decode:captured""",
     "the scene of a failure or of a measurement": """
         threads_or_processes:data_parallel throughput:trainer ready_twice:losses
@@ -83,9 +83,9 @@ REASONS = {
         no_target_left:per_token no_target_left:accumulate frozen_inputs:require_grad""",
     "it simulates, counts or writes down, and has no model": """
         two_link_dispatch:Hop links:Layout
-        caching_allocator:Allocator record_stream:Allocator record_stream:Stream
+        record_stream:Allocator record_stream:Stream
         fragmentation:Segments
-        fragmentation:Expandable staging:CopyEngine io_complexity:FastMemory
+        fragmentation:Expandable staging:CopyEngine
         nvme_bytes:Counting deepspeed_config:Recorder metrics:Metrics metrics:Handler gpu_metrics:Gpu gpu_metrics:Log
         paging_waste:Sequence speculation_priced:Draft mean_hides_tail:Served
         guided:Automaton guided:fits guided:masked fleet_trace:Kind

@@ -293,6 +293,8 @@ SECOND_EDITION = [
     "07_faster_steps.md",
     "07_fewer_kernels.md",
     "07_whole_run.md",
+    "09_blocks_and_schedules.md",
+    "09_serving.md",
 ]
 
 

@@ -1,8 +1,8 @@
 """Static, dynamic and continuous batching under the same load: throughput against latency.
 
-A simulation of events in steps. What a step costs is c0 + c1 · tokens + c2 · context, with
-constants that step_cost.py once measured, rounded; arrivals are random or come in bursts,
-lengths are log-normal. Draws batching_simulation.svg.
+A simulation step by step. A step lasts c0 + c1 · tokens + c2 · context, with rounded constants
+of an earlier run of step_cost.py. Arrivals are random or come in bursts, and lengths are
+log-normal. Draws batching_simulation.svg.
 """
 
 import math
@@ -30,7 +30,7 @@ class Request:
 
 
 def load(rate: float, bursty: bool) -> list[Request]:
-    """Requests at `rate` a second; bursts come eight at a time, as far apart as that needs."""
+    """Requests at `rate` a second on average; a burst is eight requests at one moment."""
     dice, clock, requests = random.Random(0), 0.0, []
     for number in range(REQUESTS):
         if not bursty:
@@ -45,7 +45,7 @@ def load(rate: float, bursty: bool) -> list[Request]:
 
 # --8<-- [start:policies]
 def continuous(requests: list[Request]) -> None:
-    """Before every step, fill the slots that are free; leave when finished."""
+    """Before every step, fill the free slots; a request leaves when it is finished."""
     waiting, running, clock = deque(requests), [], 0.0
     while waiting or running:
         if not running:
@@ -60,10 +60,10 @@ def continuous(requests: list[Request]) -> None:
 
 
 def whole_batches(requests: list[Request], patience: float) -> None:
-    """Gather a batch until it is full, or its oldest has waited for `patience`; run it whole.
+    """Wait until a batch is full, or its oldest request has waited for `patience`; run it.
 
-    A batch is a rectangle: prompts are padded to the longest, and rows that have finished are
-    computed until the last one has.
+    A batch is a rectangle: prompts are padded to the longest prompt, and rows that have
+    finished are computed until all rows have finished.
     """
     waiting, clock = deque(requests), 0.0
     while waiting:
@@ -82,7 +82,7 @@ def whole_batches(requests: list[Request], patience: float) -> None:
 
 
 def token(request: Request, clock: float) -> bool:
-    """Give the request its next token; say whether that was the last."""
+    """Give the request its next token. Returns whether the answer is complete."""
     request.done += 1
     request.first = request.first or clock
     request.last = clock
@@ -161,9 +161,9 @@ def main() -> None:
     )
     gain = overload["continuous"] / overload["static"]
     print(f"at overload, continuous gives {gain:.1f} times the tokens of static batches")
-    assert gain > width / mean, "padding alone costs that much"
+    assert gain > width / mean, "the gain is smaller than the padding of the answers"
     same = [results[policy, False, 100][0] for policy in POLICIES]
-    assert max(same) < 1.05 * min(same), "a load that all can carry is the same throughput"
+    assert max(same) < 1.05 * min(same), "below overload, the throughput differs"
     for bursty in (False, True):
         ttft = [results[policy, bursty, 100][1] for policy in POLICIES]
         assert ttft[2] < ttft[1] < ttft[0]

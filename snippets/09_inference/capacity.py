@@ -1,9 +1,9 @@
-"""How many GPUs: from requests per second to a batch, from memory and the SLO to its limit.
+"""How many GPUs a load needs: the batch that memory and the latency limit allow, and its rate.
 
-Everything comes from published sizes and data sheets: weights and cache are read once a step,
-FLOPs are 2Ψ a token, and Ψ leaves out the input embeddings, which are looked up. Real kernels
-reach a part of both; `--efficiency` says which. A simulation that goes step by step checks the
-formula.
+The numbers come from published sizes and data sheets. A step reads the weights and the caches
+once. A token needs 2Ψ FLOPs, where Ψ leaves out the input embeddings, because they are looked
+up. Real kernels reach only a fraction of the rates in the data sheets, which `--efficiency`
+sets. A simulation step by step checks the formula.
 """
 
 import argparse
@@ -18,7 +18,7 @@ class Model:
     parameters: float
     multiplied: float  # Ψ: of these, all but the input embeddings
     cache_bytes: int  # of one token
-    gpus: int  # that one copy is spread over
+    gpus: int  # for one copy of the model
 
 
 @dataclass
@@ -26,15 +26,15 @@ class Load:
     requests: float  # a second
     prompt: int
     answer: int
-    gap: float  # seconds between tokens that are promised
-    computed: float = 1.0  # share of the prompt that no shared prefix holds
+    gap: float  # limit on the seconds between tokens
+    computed: float = 1.0  # fraction of the prompt that is not in the cache
 
 
 MEMORY, BANDWIDTH, FLOPS = 80e9, 3.35e12, 989e12  # H100 SXM
 
 
 def plan(model: Model, load: Load, weight_bytes: float, efficiency: float) -> dict:
-    """Limits of one copy, and how many copies carry the load; none do if no batch is left."""
+    """Limits of one copy, and how many copies the load needs; 0 if no batch is possible."""
     weights = model.parameters * weight_bytes
     rate, speed = (model.gpus * x * efficiency for x in (BANDWIDTH, FLOPS))
     room = 0.9 * model.gpus * MEMORY - weights
@@ -47,7 +47,7 @@ def plan(model: Model, load: Load, weight_bytes: float, efficiency: float) -> di
     by_gap = int((load.gap - fixed) / (token + prefill / load.answer))
     batch = min(by_memory, by_gap)
     limits = {"weights": weights, "by_memory": by_memory, "by_gap": by_gap}
-    if batch < 1:  # not even one sequence fits, or keeps the promise
+    if batch < 1:  # not even one sequence fits or is in time
         return limits | {"copies": 0}
     # a step also does its share of prefill: every sequence brings one prompt in `answer` steps
     step = fixed + batch * (token + prefill / load.answer)
@@ -62,7 +62,7 @@ def plan(model: Model, load: Load, weight_bytes: float, efficiency: float) -> di
 def simulated(model: Model, load: Load, weight_bytes: float, efficiency: float, batch: int):
     """Requests per second of one copy, step by step: always `batch` sequences, each its age."""
     rate, speed = (model.gpus * x * efficiency for x in (BANDWIDTH, FLOPS))
-    ages = [i * load.answer // batch for i in range(batch)]  # begun evenly
+    ages = [i * load.answer // batch for i in range(batch)]  # evenly spread
     clock, finished = 0.0, 0
     for _ in range(2 * load.answer):
         cached = sum(load.prompt + age for age in ages)
@@ -110,10 +110,12 @@ def main() -> None:
         stepped = simulated(sized, load, weight_bytes, efficiency, batch)
         worst = max(worst, abs(p["served"] / stepped - 1))
     print(f"the same rows step by step: requests/s within {100 * worst:.1f}% of the formula")
-    assert worst < 0.01, "means, and Little's law, do not describe the steps"
+    assert worst < 0.01, "the means do not describe the steps"
     if efficiency == 0.5:
-        assert gpus[0] < gpus[1] < gpus[2] > gpus[3], "the promise costs, 8-bit weights pay"
-        assert gpus[8] < gpus[7] < gpus[5], "sharing the prompt saves more than 8 bits do"
+        assert gpus[0] < gpus[1] < gpus[2] > gpus[3], (
+            "a tight limit needs more GPUs, 8-bit weights fewer"
+        )
+        assert gpus[8] < gpus[7] < gpus[5], "sharing the prompt saves less than 8 bits"
 
 
 if __name__ == "__main__":

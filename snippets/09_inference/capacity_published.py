@@ -1,7 +1,8 @@
-"""The plan of capacity.py beside what vendors have published: the worst rows first.
+"""The plan of capacity.py compared with published measurements, the worst rows first.
 
-Every published row names model, GPUs, lengths and how many requests were under way. The plan
-gets the same: half of the data sheet's rates, and weights, products and cache in 8 bits.
+Every published row names the model, the GPUs, the lengths and the number of requests in
+progress. The plan gets the same numbers. It assumes half of the rates in the data sheet, and
+weights, products and cache in 8 bits.
 """
 
 import math
@@ -14,7 +15,7 @@ EFFICIENCY = 0.5
 
 @dataclass
 class Copy:
-    """A model, and the GPUs that hold it once."""
+    """A model, and the number of GPUs for one copy of it."""
 
     name: str
     parameters: float
@@ -88,7 +89,9 @@ def main() -> None:
         ratios = [ratio for ratio, engine, model, *_ in judged if model == name]
         print(f"{name}: predicted over published {min(ratios):.2f} to {max(ratios):.2f}, "
               f"median {statistics.median(ratios):.2f}")  # fmt: skip
-    assert all(0.6 < row[0] < 1.4 for row in judged), "half of the data sheet does not do"
+    assert all(0.6 < row[0] < 1.4 for row in judged), (
+        "half of the data sheet does not describe this row"
+    )
     faster = [
         predicted(COPIES[name], prompt, answer, reads=0.75) / measured
         for _, name, prompt, answer, _, measured in rows

@@ -1,9 +1,10 @@
-"""Continuous batching over a cache with slots: each answer equals the one written alone.
+"""Continuous batching over a cache with slots: each answer equals the answer of a run alone.
 
-Every sequence owns one row of a cache with a fixed number of rows. A step runs one token of
-each sequence, whatever position that is at; when a name ends, its row goes to the next prompt.
-The model is trained here first: it writes names of Unicode characters. Characters are drawn at
-random, with noise that belongs to the request, not to the step. Draws continuous_batching.svg.
+Every sequence has one slot of a cache with a fixed number of slots. A step runs one token of
+each sequence, and the tokens may be at different positions. When a name ends, the next prompt
+gets its slot. The program first trains the model, which writes names of Unicode characters.
+Characters are drawn at random. The noise belongs to the request, not to the step. Draws
+continuous_batching.svg.
 """
 
 import math
@@ -38,7 +39,7 @@ def unicode_names() -> tuple[str, torch.Tensor, torch.Tensor]:
 
 # --8<-- [start:model]
 class CachedBlock(nn.Module):
-    """Attention, then an MLP; whoever calls it says what the new tokens may look at."""
+    """Attention, then an MLP; the caller decides what the new tokens attend to."""
 
     def __init__(self, hidden: int, heads: int) -> None:
         super().__init__()
@@ -58,7 +59,7 @@ class CachedBlock(nn.Module):
 
 
 class TrainedCharModel(nn.Module):
-    """ids and positions [b, s] -> logits [b, s, v]; `attends` has one function a layer.
+    """ids and positions [b, s] -> logits [b, s, v]; `attends` has one function per layer.
 
     Without the two it is the model that is trained: whole sequences, causal, no cache.
     """
@@ -106,7 +107,7 @@ def train(model: nn.Module, ids: torch.Tensor, steps=500, rows=8, context=64, lr
 
 # --8<-- [start:engine]
 class Slots:
-    """A cache [layers, 2, slots, a, context, h/a]; every row has a length of its own."""
+    """A cache [layers, 2, slots, a, context, h/a]; every slot has its own length."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
@@ -133,7 +134,7 @@ class Slots:
     def step(self, slots: list[int], last: torch.Tensor) -> torch.Tensor:
         """One more token for each of `slots`, whose latest is `last` [b]; logits [b, v]."""
         rows = torch.tensor(slots)
-        here = self.length[rows]  # where the new key goes, another place in every row
+        here = self.length[rows]  # the place of the new key in each row
         width = int(here.max()) + 1
         visible = (torch.arange(width) <= here[:, None])[:, None, None]  # [b, 1, 1, width]
 
@@ -159,7 +160,7 @@ class Slots:
 # --8<-- [start:loops]
 @torch.no_grad()
 def serve(model, prompts: list[torch.Tensor], noise: torch.Tensor, stop: int, refill: bool):
-    """Answers, and for each step which request was in which slot; `refill` fills one at once.
+    """Answers, and the request in each slot of each step; `refill` fills free slots at once.
 
     `noise` is [requests, context, v], Gumbel: the largest of logits + noise is a sample.
     """
@@ -167,12 +168,12 @@ def serve(model, prompts: list[torch.Tensor], noise: torch.Tensor, stop: int, re
     free, running, todo = list(range(SLOTS)), {}, list(range(len(prompts)))
     held: list[dict[int, int]] = []  # for every step, the request of each slot
     while todo or running:
-        if refill or not running:  # static batches begin when the whole one before has ended
+        if refill or not running:  # a static batch starts when the whole batch before has ended
             while todo and free:
                 slot, number = free.pop(), todo.pop(0)
                 logits = engine.prefill(slot, prompts[number])
                 answers[number].append(int((logits + noise[number, 0]).argmax()))
-                if answers[number][-1] == stop:  # it ends before it has had a step
+                if answers[number][-1] == stop:  # it ends before its first step
                     free.append(slot)
                 else:
                     running[slot] = number
@@ -194,7 +195,7 @@ def serve(model, prompts: list[torch.Tensor], noise: torch.Tensor, stop: int, re
 
 @torch.no_grad()
 def check_alone(model, prompt: torch.Tensor, noise: torch.Tensor, answer: list[int]) -> None:
-    """Without a cache or company the model would write the same, one character at a time."""
+    """Alone and without a cache, the model would write the same answer."""
     ids = torch.cat([prompt, torch.tensor(answer)])[None]
     logits = model(ids)[0, len(prompt) - 1 : -1]
     logits += noise[: len(answer)]

@@ -1,12 +1,12 @@
-"""A load generator that waits for each answer hides the queue it should have measured.
+"""A load generator that waits for each answer hides the queue that it should measure.
 
-The server needs 10 ms a request and stands still once, for two seconds. A closed-loop client
-sends its next request when the answer has come, so during the stall it sends nothing. An
-open-loop client sends on schedule, whatever comes back. Time is simulated.
+The server needs 10 ms per request and stops once, for two seconds. A closed-loop client sends
+its next request when the answer has arrived, so it sends nothing during the stall. An
+open-loop client sends on a schedule that does not depend on the answers. Time is simulated.
 """
 
 SERVICE, RATE, SECONDS = 0.010, 50, 20
-STALL = (5.0, 7.0)  # nothing is begun in between: a long prompt, a garbage collection
+STALL = (5.0, 7.0)  # no request starts in this time
 
 
 # --8<-- [start:loops]
@@ -18,17 +18,17 @@ def served_at(start: float) -> float:
 
 
 def closed_loop() -> list[float]:
-    """One client, one request under way: send when the last has been answered."""
+    """One client, one request at a time: send when the request before is answered."""
     latencies, clock = [], 0.0
     while clock < SECONDS:
         done = served_at(clock)
         latencies.append(done - clock)
-        clock = max(done, clock + 1 / RATE)  # it would like RATE a second
+        clock = max(done, clock + 1 / RATE)  # it tries to send RATE per second
     return latencies
 
 
 def open_loop() -> list[float]:
-    """Requests leave on schedule and are timed from then."""
+    """Requests leave on schedule, and their times count from the schedule."""
     latencies, free = [], 0.0
     for number in range(SECONDS * RATE):
         sent = number / RATE
@@ -38,7 +38,7 @@ def open_loop() -> list[float]:
 
 
 def corrected(latencies: list[float]) -> list[float]:
-    """Put back the requests that the closed loop ought to have sent while it waited."""
+    """Add the requests that the closed loop should have sent while it waited."""
     filled = []
     for latency in latencies:
         while latency > 0:
@@ -68,12 +68,12 @@ def main() -> None:
     # by hand: the queue lasts as long as the stall, and then until it has drained
     rho = RATE * SERVICE
     lasts = (STALL[1] - STALL[0]) / (1 - rho)
-    over = lasts - (0.1 - SERVICE) / (1 - rho)  # the last of it are below 100 ms again
+    over = lasts - (0.1 - SERVICE) / (1 - rho)  # at its end, waits are below 100 ms again
     print(f"by hand: a queue for {lasts:.1f} s, {over / SECONDS:.1%} over 100 ms")
     seen = sum(latency > 0.1 for latency in open_loop()) / (SECONDS * RATE)
-    assert abs(seen - over / SECONDS) < 0.005, "users see the stall, and the queue it leaves"
+    assert abs(seen - over / SECONDS) < 0.005, "users see the stall, and the queue after it"
     assert closed < 0.02, "the closed loop sees one slow request, below its 99th percentile"
-    assert opened > 1.5, "every request that fell into the stall waited for it"
+    assert opened > 1.5, "requests during the stall did not wait"
     assert 0.8 < filled / opened < 1.2
 
 

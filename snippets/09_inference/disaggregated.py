@@ -1,7 +1,7 @@
-"""Prefill in one process, decode in another: the cache travels, and nothing else changes.
+"""Prefill runs in one process and decode in another, and the cache is sent between them.
 
-Rank 0 runs the prompts and sends keys and values; rank 1 receives them and writes the answers.
-Bytes sent are 2 · layers · h · 4 for each token of the prompt, as the formula says.
+Rank 0 runs the prompts and sends keys and values. Rank 1 receives them and writes the answers.
+The bytes sent equal the formula: 2 · layers · h · 4 for each token of the prompt.
 """
 
 import os
@@ -17,7 +17,7 @@ CONTEXT, ANSWER = 64, 12
 
 
 class CachedBlock(nn.Module):
-    """Attention, then an MLP; whoever calls it says what the new tokens may look at."""
+    """Attention, then an MLP; the caller decides what the new tokens attend to."""
 
     def __init__(self, hidden: int, heads: int) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class CachedBlock(nn.Module):
 
 
 class CachedCharModel(nn.Module):
-    """ids and positions [b, s] -> logits [b, s, v]; `attends` has one function a layer."""
+    """ids and positions [b, s] -> logits [b, s, v]; `attends` has one function per layer."""
 
     def __init__(self, vocabulary=42, hidden=64, heads=4, layers=2, context=CONTEXT) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ def prefill(model: CachedCharModel, prompt: list[int]) -> tuple[torch.Tensor, in
 
 
 def decode(model: CachedCharModel, cache: torch.Tensor, first: int) -> list[int]:
-    """ANSWER tokens, of which prefill gave the first; the cache grows by one each step."""
+    """ANSWER tokens. Prefill computed the first; the cache grows by a token in each step."""
     answer = [first]
     while len(answer) < ANSWER:
         position = torch.tensor([[cache.shape[3]]])
@@ -129,12 +129,12 @@ def main() -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
 
-    torch.manual_seed(0)  # both processes hold the whole model
+    torch.manual_seed(0)  # both processes have the whole model
     model, dice = CachedCharModel(), random.Random(0)
     for block in model.blocks:
-        block.out.weight *= 20  # untrained, attention adds too little to decide a word
+        block.out.weight *= 20  # make the untrained model depend on its context
     prompts = [[dice.randrange(42) for _ in range(n)] for n in (40, 7, 23)]
-    known = prompts if rank == 0 else [[]] * len(prompts)  # rank 1: how many come, no token
+    known = prompts if rank == 0 else [[]] * len(prompts)  # rank 1 gets no token
     answers, sent = hand_over(model, known)
 
     counted = torch.tensor([sent])
@@ -148,7 +148,7 @@ def main() -> None:
         formula = 2 * len(model.blocks) * 64 * 4 * tokens
         print(f"{len(prompts)} prompts, {tokens} tokens: {counted.item():,} bytes sent, "
               f"2 · L · h · 4 · tokens = {formula:,}")  # fmt: skip
-        print(f"{ANSWER} tokens each written by rank 1: those of one process without a cache")
+        print(f"rank 1 wrote {ANSWER} tokens for each: the same as one process without a cache")
         assert counted.item() == formula
     dist.destroy_process_group()
 

@@ -32,7 +32,7 @@ def unicode_names() -> tuple[str, torch.Tensor, torch.Tensor]:
 
 
 class CachedBlock(nn.Module):
-    """Attention, then an MLP; whoever calls it says what the new tokens may look at."""
+    """Attention, then an MLP; the caller decides what the new tokens attend to."""
 
     def __init__(self, hidden: int, heads: int) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class CachedBlock(nn.Module):
 
 
 class TrainedCharModel(nn.Module):
-    """ids and positions [b, s] -> logits [b, s, v]; `attends` has one function a layer.
+    """ids and positions [b, s] -> logits [b, s, v]; `attends` has one function per layer.
 
     Without the two it is the model that is trained: whole sequences, causal, no cache.
     """

@@ -1,11 +1,11 @@
-"""A load generator for any server that speaks OpenAI's protocol, and what it says of several.
+"""A load generator for any server that speaks OpenAI's protocol.
 
     python load.py --url http://127.0.0.1:8000/v1        a server that runs
     python load.py "python serve.py --port PORT" …       servers to start, one after the other
 
-The loop is open: requests leave on a Poisson schedule, whatever has come back, and every wait
-is counted from the moment a request should have left. All servers get the same requests, and
-their answers are compared. A key is taken from the variable OPENAI_API_KEY.
+The loop is open: requests leave on a Poisson schedule that does not depend on the answers, and
+every wait counts from the moment at which a request should have left. All servers get the same
+requests, and their answers are compared. The key is the variable OPENAI_API_KEY.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from urllib.parse import urlsplit
 # --8<-- [start:client]
 @dataclass
 class Sent:
-    """One request: when it should have left and did, and when each piece of text came."""
+    """One request: when it should have left, when it left, and when each piece arrived."""
 
     due: float
     left: float = 0.0
@@ -51,7 +51,7 @@ class Sent:
         return [b - a for a, b in zip(self.pieces, self.pieces[1:], strict=False)]
 
     def kept(self, ttft: float, gap: float) -> bool:
-        """Whether it was answered whole, and kept both promises."""
+        """Whether the answer was complete and met both limits."""
         return self.whole and self.ttft <= ttft and max(self.gaps, default=0.0) <= gap
 
 
@@ -126,9 +126,9 @@ def schedule(requests: int, rate: float, seed: int) -> Load:
 
 
 async def measure(url: str, load: Load, spent: Callable[[], float]) -> tuple[list[Sent], float]:
-    """Send the load; what came, and how much was `spent` meanwhile.
+    """Send the load. Returns the answers, and the processor time that was `spent`.
 
-    One request goes ahead alone: engines make much ready with the first.
+    One request is sent before, because engines prepare many things at the first request.
     """
     found = Sent(0.0)
     models = b"".join([line async for line in send(url, None, "/models", found)])
@@ -161,7 +161,7 @@ def percentile(values: list[float], p: float) -> float:
 
 
 def report(served: list[Sent], spent: float, ttft: float, gap: float) -> None:
-    """Print what a user of this server meets; `ttft` and `gap` are the promises in seconds."""
+    """Print what a user of this server sees; `ttft` and `gap` are limits in seconds."""
     whole = [sent for sent in served if sent.whole]
     others = sorted({sent.status for sent in served if not sent.whole})
     tokens = sum(sent.tokens for sent in whole)

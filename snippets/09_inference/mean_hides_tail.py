@@ -1,8 +1,8 @@
-"""The numbers of a served request, and two servers that a mean cannot tell apart.
+"""The numbers that describe a request, and two servers with the same mean.
 
-Both give a token every 30 ms on average. One does so evenly. The other gives one every 20 ms
-and stands still for half a second once in fifty tokens, as a server does when a long prompt
-comes between. Time is simulated, so the numbers are the same everywhere.
+Both servers give a token every 30 ms on average. The first server does so evenly. The second
+gives a token every 20 ms, but pauses for half a second once in fifty tokens, as a server does
+during the prefill of a long prompt. Time is simulated, so the numbers are the same everywhere.
 """
 
 import math
@@ -16,7 +16,7 @@ OUTPUT, REQUESTS = 50, 2000
 # --8<-- [start:metrics]
 @dataclass
 class Served:
-    """One request: when it was sent, and when each of its tokens came; all in seconds."""
+    """One request: when it was sent, and when each of its tokens arrived; in seconds."""
 
     sent: float
     tokens: list[float]
@@ -28,7 +28,7 @@ class Served:
 
     @property
     def gaps(self) -> list[float]:
-        """Times between tokens, as the reader sees them."""
+        """Times between tokens, as the user sees them."""
         return [b - a for a, b in zip(self.tokens, self.tokens[1:], strict=False)]
 
     @property
@@ -49,7 +49,7 @@ def percentile(values: list[float], p: float) -> float:
 
 
 def goodput(served: list[Served], seconds: float, met: Callable[[Served], bool]) -> float:
-    """Requests per second which kept every promise."""
+    """Requests per second that met every limit."""
     return sum(map(met, served)) / seconds
 
 
@@ -88,7 +88,7 @@ def main() -> None:
             ("mean latency, s", sum(r.latency for r in served) / REQUESTS),
         ):
             rows.setdefault(name, []).append(value)
-        for request in served:  # the identity behind the three numbers
+        for request in served:  # latency = TTFT + (n − 1) · TPOT
             whole = request.ttft + (OUTPUT - 1) * request.tpot
             assert abs(request.latency - whole) < 1e-9
     for name, (even, stalls) in rows.items():
@@ -106,7 +106,9 @@ def main() -> None:
 
     assert [percentile(list(range(1, 101)), p) for p in (7, 50, 99, 100)] == [7, 50, 99, 100]
     assert percentile([1, 2, 3], 50) == 2
-    assert kept(Served(0, [0.4, 0.45])) and not kept(Served(0, [0.6, 0.65]))  # begun too late
+    assert kept(Served(0, [0.4, 0.45])) and not kept(
+        Served(0, [0.6, 0.65])
+    )  # the first token is late
     assert abs(rows["mean gap, ms"][0] - rows["mean gap, ms"][1]) < 1
     assert rows["p95 gap, ms"][1] < rows["p95 gap, ms"][0] < rows["p99 gap, ms"][1] / 10
     assert abs(share - formula) < 0.03

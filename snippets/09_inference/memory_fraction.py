@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 
 class GpuIsFull(Exception):
-    """What CUDA raises when the GPU is full."""
+    """The error of CUDA when the GPU is full."""
 
 
 @dataclass

@@ -1,8 +1,8 @@
-"""Many fine-tuned models in one batch: the base product once, each row's own A and B gathered.
+"""Many fine-tuned models in one batch: one base product, and the A and B of each row.
 
-A LoRA adapter adds x·A·B to x·W, with A and B of rank r. Rows of one batch may belong to
-different adapters: gather theirs, two batched products, and the result equals serving each
-adapter alone with its weights merged.
+A LoRA adapter adds x·A·B to x·W, where A and B have rank r. The rows of one batch may belong
+to different adapters. Two batched products multiply each row by its own adapter. The result
+equals the result of separate models with merged weights.
 """
 
 import torch
@@ -43,7 +43,9 @@ def main() -> None:
     assert not torch.allclose(together, one_batch(x, weight, a, b, adapter.roll(1)), atol=0.1)
     print(f"{ROWS} rows of {ADAPTERS} adapters in one batch: equal to {ADAPTERS} merged models")
     merged, pooled = ADAPTERS * weight.nbytes, weight.nbytes + a.nbytes + b.nbytes
-    print(f"weights held: {merged / 2**10:.0f} KiB merged, {pooled / 2**10:.0f} KiB shared")
+    print(
+        f"weights in memory: {merged / 2**10:.0f} KiB merged, {pooled / 2**10:.0f} KiB shared"
+    )
     with FlopCounterMode(display=False) as base:
         x @ weight
     with FlopCounterMode(display=False) as both:
@@ -51,7 +53,7 @@ def main() -> None:
     plain = base.get_total_flops() // ROWS
     more = both.get_total_flops() // ROWS - plain
     share = 2 * RANK / HIDDEN
-    print(f"FLOPs a row, counted: {plain:,} and {more:,} more; 2r/h = {share:.1%} of it")
+    print(f"FLOPs per row, counted: {plain:,} and {more:,} more; 2r/h = {share:.1%} of it")
     assert more == share * plain
 
 

@@ -1,7 +1,8 @@
-"""How long a request waits: the formula of Pollaczek and Khinchine, Little's law, and dice.
+"""How long a request waits: two formulas, compared with a simulation.
 
-One server, random arrivals, service of one second on average: always the same length, or
-exponential, or log-normal as answers of a language model are. Draws one_server_queue.svg.
+The formulas are Pollaczek and Khinchine's and Little's law. There is one server with random
+arrivals. A service lasts one second on average: always the same time, or exponential, or
+log-normal, which is our model of the answers of a language model. Draws one_server_queue.svg.
 """
 
 import math
@@ -40,7 +41,7 @@ def simulate(utilisation: float, kind: str) -> tuple[list[float], list[float], l
     arrivals, waits, departures = [], [], []
     for _ in range(REQUESTS):
         clock += dice.expovariate(utilisation)
-        start = max(clock, free)  # when the one before has left
+        start = max(clock, free)  # when the request before has left
         free = start + service(kind, dice)
         arrivals.append(clock)
         waits.append(start - clock)

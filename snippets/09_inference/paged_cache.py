@@ -1,7 +1,7 @@
 """A paged cache from scratch: block tables, an allocator, attention over gathered blocks.
 
-Sequences of several lengths share one pool of blocks and grow one block at a time. What they
-compute equals a contiguous cache, which is the same thing with blocks as long as the context.
+Sequences of several lengths share one pool of blocks and grow one block at a time. The logits
+equal those of a contiguous cache, which is the same cache with blocks as long as the context.
 """
 
 import random
@@ -14,7 +14,7 @@ CONTEXT = 64
 
 
 class CachedBlock(nn.Module):
-    """Attention, then an MLP; whoever calls it says what the new tokens may look at."""
+    """Attention, then an MLP; the caller decides what the new tokens attend to."""
 
     def __init__(self, hidden: int, heads: int) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class CachedBlock(nn.Module):
 
 
 class CachedCharModel(nn.Module):
-    """ids and positions [b, s] -> logits [b, s, v]; `attends` has one function a layer."""
+    """ids and positions [b, s] -> logits [b, s, v]; `attends` has one function per layer."""
 
     def __init__(self, vocabulary=42, hidden=64, heads=4, layers=2, context=CONTEXT) -> None:
         super().__init__()
@@ -63,19 +63,19 @@ def without_cache(model: CachedCharModel, ids: list[int]) -> torch.Tensor:
 
 # --8<-- [start:paged]
 class PagedCache:
-    """Keys and values of every sequence in one pool; a table says where each of them lies."""
+    """Keys and values of all sequences in one pool; a block table lists the blocks of each."""
 
     def __init__(self, model: CachedCharModel, blocks: int, block: int) -> None:
         self.model, self.block = model, block
         heads, size = model.blocks[0].heads, model.token.embedding_dim
         self.pool = torch.zeros(len(model.blocks), 2, blocks, block, heads, size // heads)
         self.free = list(range(blocks))
-        random.Random(0).shuffle(self.free)  # as after an hour of service
+        random.Random(0).shuffle(self.free)  # as after an hour of requests
         self.tables: dict[int, list[int]] = {}
         self.length: dict[int, int] = {}
 
     def grow(self, sequence: int) -> None:
-        """Make room for one token more: a new block if the last one is full."""
+        """Add a place for one token, in a new block if the last block is full."""
         table = self.tables.setdefault(sequence, [])
         length = self.length.setdefault(sequence, 0)
         if length == len(table) * self.block:
@@ -92,7 +92,7 @@ class PagedCache:
             self.grow(sequence)
         length = torch.tensor([self.length[s] for s in sequences])
         widest = max(len(self.tables[s]) for s in sequences)
-        tables = torch.tensor(  # [b, widest]; padding points at any block, the mask hides it
+        tables = torch.tensor(  # [b, widest]; the padding is block 0, and the mask hides it
             [(self.tables[s] + [0] * widest)[:widest] for s in sequences]
         )
         here = length - 1
@@ -118,7 +118,7 @@ class PagedCache:
 
 
 def feed(cache: PagedCache, texts: dict[int, list[int]]) -> dict[int, torch.Tensor]:
-    """Run all texts side by side, one token each a step; logits [s, v] of each."""
+    """Run all texts in one batch, one token each per step; logits [s, v] of each."""
     logits: dict[int, list[torch.Tensor]] = {name: [] for name in texts}
     for position in range(max(map(len, texts.values()))):
         alive = [name for name, text in texts.items() if position < len(text)]
@@ -149,10 +149,12 @@ def main() -> None:
     print("logits at every position: paged = contiguous = no cache")
 
     paged.release(2)
-    held = [block for table in paged.tables.values() for block in table]
-    assert sorted(held + paged.free) == list(range(32)), "every block is held once, or free"
+    in_use = [block for table in paged.tables.values() for block in table]
+    assert sorted(in_use + paged.free) == list(range(32)), (
+        "every block is in one table, or free"
+    )
     assert paged.length.keys() == paged.tables.keys()
-    print(f"sequence 2 ends: {len(paged.free)} of 32 blocks free; the next takes them over")
+    print(f"sequence 2 ends: {len(paged.free)} of 32 blocks are free for the next sequence")
     again = feed(paged, {4: texts[2]})[4]
     torch.testing.assert_close(again, other[2])
     print(f"sequence 4: {len(texts[2])} tokens in blocks {paged.tables[4]}: equal again")

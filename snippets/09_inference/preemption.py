@@ -1,8 +1,9 @@
-"""The pool of blocks runs out: half-grown sequences wait for one another for ever.
+"""The pool of blocks runs out: sequences that are half done wait for one another forever.
 
-Admitting by the length of the prompt fills the pool with beginnings. When each of them needs a
-block more and none is free, nobody moves. Three fixes: reserve the worst case, or take the
-blocks of the latest arrival and later compute them again, or keep them on the host meanwhile.
+A server that admits a request as soon as its prompt fits fills the pool with unfinished
+answers. When each of them needs another block and no block is free, none can continue. There
+are three fixes: reserve the worst case; or free the blocks of the latest arrival and compute
+them again later; or copy these blocks to the host until they fit again.
 """
 
 import itertools
@@ -17,7 +18,7 @@ CONTEXT, BLOCK, BLOCKS, LENGTH = 64, 8, 10, 48
 
 
 class CachedBlock(nn.Module):
-    """Attention, then an MLP; whoever calls it says what the new tokens may look at."""
+    """Attention, then an MLP; the caller decides what the new tokens attend to."""
 
     def __init__(self, hidden: int, heads: int) -> None:
         super().__init__()
@@ -37,7 +38,7 @@ class CachedBlock(nn.Module):
 
 
 class CachedCharModel(nn.Module):
-    """ids and positions [b, s] -> logits [b, s, v]; `attends` has one function a layer."""
+    """ids and positions [b, s] -> logits [b, s, v]; `attends` has one function per layer."""
 
     def __init__(self, vocabulary=42, hidden=64, heads=4, layers=2, context=CONTEXT) -> None:
         super().__init__()
@@ -71,7 +72,7 @@ class Pool:
         self.model, self.free = model, list(range(blocks))
         heads, size = model.blocks[0].heads, model.token.embedding_dim
         shape = len(model.blocks), 2, blocks, BLOCK, heads, size // heads
-        self.data = torch.full(shape, torch.nan)  # so that nobody reads what nobody wrote
+        self.data = torch.full(shape, torch.nan)  # NaN reveals a read of an unwritten place
 
     def run(self, ids: list[int], start: int, table: list[int]) -> torch.Tensor:
         """Run `ids` at positions from `start` of the sequence of `table`; logits [s, v]."""
@@ -95,7 +96,7 @@ class Pool:
 
 
 class Sequence:
-    """A request: its text so far, its blocks, and what was saved of them."""
+    """A request: its text so far, its blocks, and a copy of the blocks on the host."""
 
     numbers = itertools.count()
 
@@ -118,13 +119,14 @@ def needed(sequence: Sequence, length: int) -> int:
 
 
 def serve(model: CachedCharModel, prompts: list[list[int]], fix: str) -> dict:
-    """Grow every prompt to LENGTH tokens in a pool that cannot hold all of them at once."""
+    """Grow every prompt to LENGTH tokens in a pool that is too small for all at once."""
     pool = Pool(model, BLOCKS)
     sequences = [Sequence(prompt) for prompt in prompts]
     waiting, running = deque(sequences), []
     done = {"steps": 0, "preempted": 0, "recomputed": 0, "blocks": 0, "bytes moved": 0}
     done["younger kept"] = 0
 
+    # --8<-- [start:preempt]
     def preempt(victim: Sequence) -> None:
         if fix == "swap":
             victim.saved = pool.data[:, :, victim.table].clone()  # on a GPU: to pinned memory
@@ -140,8 +142,10 @@ def serve(model: CachedCharModel, prompts: list[list[int]], fix: str) -> dict:
         running.remove(victim)
         waiting.appendleft(victim)
 
+    # --8<-- [end:preempt]
+
     while waiting or running:
-        while waiting:  # admission: is there room for what it has now, and its next token?
+        while waiting:  # admit if its tokens and the next one fit
             sequence = waiting[0]
             length = LENGTH if fix == "reserve" else len(sequence.ids) + 1
             if needed(sequence, length) > len(pool.free):
@@ -158,7 +162,7 @@ def serve(model: CachedCharModel, prompts: list[list[int]], fix: str) -> dict:
         for sequence in list(running):
             while sequence in running and needed(sequence, len(sequence.ids)) > len(pool.free):
                 if fix in ("recompute", "swap"):
-                    preempt(running[-1])  # the latest to come gives way, if need be itself
+                    preempt(running[-1])  # the latest arrival, possibly this one
                 else:
                     break
             if sequence not in running or needed(sequence, len(sequence.ids)) > len(pool.free):
@@ -192,7 +196,7 @@ def main() -> None:
     print(f"4 requests of {-(-LENGTH // BLOCK)} blocks in the end, {BLOCKS} blocks in the pool")
     try:
         serve(model, prompts, "none")
-        raise AssertionError("it should be stuck")
+        raise AssertionError("the server is not stuck")
     except Stuck as error:
         print(f"none       stuck: {error}")
     block_bytes = 2 * 2 * BLOCK * 64 * 4  # layers · (K and V) · tokens · h · fp32
@@ -213,7 +217,7 @@ def main() -> None:
         moved = 2 * done["blocks"] * block_bytes  # out, and in again
         assert done["bytes moved"] == (moved if fix == "swap" else 0)
         assert (done["preempted"] > 0) == (fix != "reserve")
-        assert done["younger kept"] == 0, "the latest gives way, so the oldest gets on"
+        assert done["younger kept"] == 0, "the latest arrival is preempted"
         assert (done["recomputed"] > 0) == (fix == "recompute")
     assert steps["recompute"] == steps["swap"] < steps["reserve"]
 

@@ -1,8 +1,9 @@
-"""Prefix sharing: a block is known by the hash of all that leads up to it, and computed once.
+"""Prefix sharing: a hash of all tokens up to a block's end finds the block again.
 
-Requests with the same system prompt find its blocks already there and prefill only the rest.
-Outputs equal those without sharing. A hash of a block alone, without what came before it, finds
-blocks that were computed in another context: wrong logits, and no error.
+Requests with the same system prompt find its blocks in the cache and prefill only the rest.
+The outputs equal the outputs without sharing. A hash of the tokens of one block alone also
+finds blocks that were computed after other tokens: the logits are wrong, and there is no
+error.
 """
 
 import hashlib
@@ -17,7 +18,7 @@ CONTEXT, BLOCK = 64, 8
 
 
 class CachedBlock(nn.Module):
-    """Attention, then an MLP; whoever calls it says what the new tokens may look at."""
+    """Attention, then an MLP; the caller decides what the new tokens attend to."""
 
     def __init__(self, hidden: int, heads: int) -> None:
         super().__init__()
@@ -37,7 +38,7 @@ class CachedBlock(nn.Module):
 
 
 class CachedCharModel(nn.Module):
-    """ids and positions [b, s] -> logits [b, s, v]; `attends` has one function a layer."""
+    """ids and positions [b, s] -> logits [b, s, v]; `attends` has one function per layer."""
 
     def __init__(self, vocabulary=42, hidden=64, heads=4, layers=2, context=CONTEXT) -> None:
         super().__init__()
@@ -71,7 +72,7 @@ class Pool:
         self.model, self.free = model, list(range(blocks))
         heads, size = model.blocks[0].heads, model.token.embedding_dim
         shape = len(model.blocks), 2, blocks, BLOCK, heads, size // heads
-        self.data = torch.full(shape, torch.nan)  # so that nobody reads what nobody wrote
+        self.data = torch.full(shape, torch.nan)  # NaN reveals a read of an unwritten place
 
     def run(self, ids: list[int], start: int, table: list[int]) -> torch.Tensor:
         """Run `ids` at positions from `start` of the sequence of `table`; logits [s, v]."""
@@ -96,7 +97,7 @@ class Pool:
 
 # --8<-- [start:prefix]
 class PrefixCache:
-    """Full blocks by hash, the least recently used first; a full block is never written."""
+    """Full blocks by hash, the least recently used first. A full block is never written."""
 
     def __init__(self, pool: Pool, chained: bool = True) -> None:
         self.pool, self.chained = pool, chained
@@ -104,7 +105,7 @@ class PrefixCache:
         self.computed = self.evicted = 0
 
     def hashes(self, ids: list[int], salt: str) -> list[bytes]:
-        """One for each full block; it covers the block and, when chained, all before it."""
+        """A hash for each full block, over its tokens and, if chained, all tokens before it."""
         parent, result = hashlib.sha256(salt.encode()).digest(), []
         for start in range(0, len(ids) - BLOCK + 1, BLOCK):
             block = str(ids[start : start + BLOCK]).encode()
@@ -121,7 +122,7 @@ class PrefixCache:
         return self.known.pop(oldest)
 
     def prefill(self, ids: list[int], salt: str = "") -> torch.Tensor:
-        """Logits after `ids`; computes what no block holds, and at least the last token."""
+        """Logits after `ids`. Computes the tokens that no block has, and at least one token."""
         hashes, table = self.hashes(ids, salt), []
         for digest in hashes:
             if digest not in self.known or (len(table) + 1) * BLOCK >= len(ids):
@@ -134,10 +135,10 @@ class PrefixCache:
         logits = self.pool.run(ids[start:], start, table)[-1]
         for digest, block in zip(hashes, table, strict=False):
             if self.known.setdefault(digest, block) != block:
-                self.pool.free.append(block)  # the same content twice
-        for digest in reversed(hashes):  # the end of a prefix is older than its beginning
+                self.pool.free.append(block)  # two blocks with the same content
+        for digest in reversed(hashes):  # evict the end of a prefix before its start
             self.known.move_to_end(digest)
-        self.pool.free += table[len(hashes) :]  # the answer, not shown, would go on here
+        self.pool.free += table[len(hashes) :]  # an answer would continue in this block
         return logits
 
 
@@ -149,7 +150,7 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model, dice = CachedCharModel(), random.Random(0)
-    for block in model.blocks:  # an untrained model hardly looks at its context: let it look
+    for block in model.blocks:  # make the untrained model depend on its context
         block.qkv.weight *= 4
         block.out.weight *= 4
 
@@ -164,12 +165,18 @@ def main() -> None:
         cache = PrefixCache(Pool(model, blocks))
         for ids in requests:
             torch.testing.assert_close(cache.prefill(ids), without_cache(model, ids)[-1])
+            for other in requests:  # a block without the blocks before it cannot be found
+                known = [digest in cache.known for digest in cache.hashes(other, "")]
+                assert known == sorted(known, reverse=True), "a start was evicted first"
         print(
             f"{blocks} blocks: {cache.computed} of {total} prompt tokens computed, "
             f"{cache.evicted} blocks evicted, all outputs equal"
         )
-        if blocks == 64:  # each system prompt once, and each tail
-            assert cache.computed == 2 * 40 + total - 40 * len(requests)
+        once = 2 * 40 + total - 40 * len(requests)  # each system prompt once, and each tail
+        if blocks == 64:
+            assert cache.computed == once and not cache.evicted
+        else:
+            assert once < cache.computed < 1.1 * once and cache.evicted
 
     tenants = PrefixCache(Pool(model, 64))
     for number, salt in enumerate(("ann", "bob", "ann")):
@@ -179,7 +186,7 @@ def main() -> None:
         assert (tenants.computed - before < len(requests[0])) == (number == 2)
 
     middle, end = text(8), text(4)
-    one, two = text(8) + middle + end, text(8) + middle + end  # the same block in two contexts
+    one, two = text(8) + middle + end, text(8) + middle + end  # one block in two contexts
     careless = PrefixCache(Pool(model, 64), chained=False)
     careless.known[careless.hashes(two, "")[0]] = careless.pool.free.pop()
     careless.pool.run(two[:8], 0, list(careless.known.values()))
@@ -191,7 +198,7 @@ def main() -> None:
     proper = PrefixCache(Pool(model, 64))
     proper.prefill(one)
     torch.testing.assert_close(proper.prefill(two), right)
-    whole = text(2 * BLOCK)  # the second time all of it is known, but for the logits
+    whole = text(2 * BLOCK)  # the second time all blocks are known, but no logits
     for _ in range(2):
         torch.testing.assert_close(proper.prefill(whole), without_cache(model, whole)[-1])
     assert len(proper.pool.free) + len(proper.known) == 64

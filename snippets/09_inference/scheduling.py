@@ -1,8 +1,8 @@
-"""Who goes first: first come, shortest first, and shortest first with ageing, under one load.
+"""Five orders of a queue under one load: first come, shortest first, with ageing, and others.
 
-The same continuous batching as before, with more requests than it can take at times. Shortest
-first needs to know the length of an answer; a guess that is off by a factor of two stands for
-what a server can know. Time is simulated.
+Continuous batching gets at times more requests than it can serve. Shortest first needs the
+length of an answer in advance. A server has only a guess, and our guess is wrong by up to a
+factor of two. Time is simulated.
 """
 
 import math
@@ -35,7 +35,7 @@ def jobs(rate: float = RATE) -> list[Job]:
     return requests
 
 
-# --8<-- [start:policies]
+# --8<-- [start:orders]
 POLICIES: dict[str, Callable[[Job, float], float]] = {  # the lowest goes first
     "first come": lambda r, now: r.arrival,
     "shortest": lambda r, now: r.output,
@@ -43,10 +43,11 @@ POLICIES: dict[str, Callable[[Job, float], float]] = {  # the lowest goes first
     "guess, ageing": lambda r, now: r.guess - 1500 * (now - r.arrival),
     "longest": lambda r, now: -r.output,
 }
+# --8<-- [end:orders]
 
 
 def serve(requests: list[Job], policy: Callable[[Job, float], float]) -> None:
-    """Continuous batching; before each step the policy says who gets the free slots."""
+    """Continuous batching; before each step the policy decides who gets the free slots."""
     clock, arrived = 0.0, 0
     waiting: list[Job] = []
     running: list[Job] = []
@@ -69,18 +70,15 @@ def serve(requests: list[Job], policy: Callable[[Job, float], float]) -> None:
         running = [r for r in running if r.done < r.output]
 
 
-# --8<-- [end:policies]
-
-
 def alone(r: Job) -> float:
-    """Seconds from first to last with the server to oneself: prefill, then a token a step."""
+    """Seconds of a request that is alone in the server: prefill, then a token per step."""
     steps = r.output - 1
     context = steps * r.prompt + steps * (steps + 1) / 2
     return STEP + (TOKEN + CONTEXT) * r.prompt + steps * (STEP + TOKEN) + CONTEXT * context
 
 
 def main() -> None:
-    requests = jobs(rate=1e6)  # all at once: what the server can do
+    requests = jobs(rate=1e6)  # all at once: the highest rate of the server
     serve(requests, POLICIES["first come"])
     most = REQUESTS / max(r.last for r in requests)
     print(f"{RATE} requests/s to a server that can do {most:.0f}")
@@ -93,7 +91,7 @@ def main() -> None:
         assert all(r.done == r.output for r in requests)
         latency = sorted(r.last - r.arrival for r in requests)
         slowdown = sorted((r.last - r.arrival) / alone(r) for r in requests)
-        assert slowdown[0] > 1 - 1e-9, "nobody is faster than alone"
+        assert slowdown[0] > 1 - 1e-9, "a request is faster than alone"
         mean[name], worst[name] = sum(latency) / REQUESTS, latency[-1]
         print(
             f"{name:14} {1e3 * mean[name]:11.0f} ms {1e3 * latency[REQUESTS // 2]:6.0f} ms "
@@ -106,9 +104,11 @@ def main() -> None:
         serve(requests, policy)
         half[name] = sum(r.last - r.arrival for r in requests) / REQUESTS
     print(f"at half the load: {1e3 * min(half.values()):.0f} ms with each of the five")
-    assert max(half.values()) < 1.01 * min(half.values()), "no queue, no order"
+    assert max(half.values()) < 1.01 * min(half.values()), (
+        "without a queue, the order does not matter"
+    )
     assert mean["shortest"] < mean["shortest guess"] < mean["first come"] < mean["longest"]
-    assert worst["shortest"] > worst["first come"], "the price is paid by the longest"
+    assert worst["shortest"] > worst["first come"], "the longest requests wait longer"
     assert mean["guess, ageing"] < mean["first come"]
     assert worst["guess, ageing"] < worst["shortest guess"]
 

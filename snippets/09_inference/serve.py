@@ -29,7 +29,7 @@ NAME, QUEUE, LARGEST = "tiny", 64, 1 << 20  # the model; requests that may wait;
 
 
 class CachedBlock(nn.Module):
-    """Attention, then an MLP; whoever calls it says what the new tokens may look at."""
+    """Attention, then an MLP; the caller decides what the new tokens attend to."""
 
     def __init__(self, hidden: int, heads: int) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class CachedBlock(nn.Module):
 
 
 class CachedCharModel(nn.Module):
-    """ids and positions [b, s] -> logits [b, s, v]; `attends` has one function a layer."""
+    """ids and positions [b, s] -> logits [b, s, v]; `attends` has one function per layer."""
 
     def __init__(self, vocabulary=42, hidden=64, heads=4, layers=2, context=CONTEXT) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ def causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
 
 
 class Slots:
-    """A cache [layers, 2, slots, a, context, h/a]; every row has a length of its own."""
+    """A cache [layers, 2, slots, a, context, h/a]; every slot has its own length."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
@@ -98,7 +98,7 @@ class Slots:
     def step(self, slots: list[int], last: torch.Tensor) -> torch.Tensor:
         """One more token for each of `slots`, whose latest is `last` [b]; logits [b, v]."""
         rows = torch.tensor(slots)
-        here = self.length[rows]  # where the new key goes, another place in every row
+        here = self.length[rows]  # the place of the new key in each row
         width = int(here.max()) + 1
         visible = (torch.arange(width) <= here[:, None])[:, None, None]  # [b, 1, 1, width]
 
@@ -120,7 +120,7 @@ class Slots:
 
 # --8<-- [start:protocol]
 class Refused(Exception):
-    """What a client gets instead of an answer: a status and the protocol's error object."""
+    """An error for the client: a status and the error object of the protocol."""
 
     def __init__(self, status: int, code: str, message: str, param: str | None = None) -> None:
         kind = "invalid_request_error" if status < 429 else "server_error"
@@ -130,7 +130,7 @@ class Refused(Exception):
 
 @dataclass(eq=False)
 class Request:
-    """What a client asked for, and the way its tokens take back to it."""
+    """The request of a client, and the queue of its tokens."""
 
     prompt: list[int]
     left: int  # tokens still to make
@@ -146,7 +146,7 @@ TAKEN |= {"stream_options", "temperature"}
 
 
 def understand(path: str, body: bytes) -> Request:
-    """Read a request. Raises Refused: what cannot be done is refused, never passed over."""
+    """Read a request. Raises Refused if it asks for anything that we cannot do."""
     try:
         asked = json.loads(body)
         chat = path == "/v1/chat/completions"
@@ -176,7 +176,7 @@ def understand(path: str, body: bytes) -> Request:
 
 
 def choice(request: Request, text: str | None, finish: str | None, whole: bool) -> dict:
-    """What was said, as an answer has it, or a piece of a stream; no text: the last piece."""
+    """The `choices` entry of an answer, or of a piece of a stream; no text: the end."""
     if not request.chat:
         said = {"text": text or "", "logprobs": None}
     elif whole:
@@ -187,7 +187,7 @@ def choice(request: Request, text: str | None, finish: str | None, whole: bool) 
 
 
 async def answer(request: Request, writer: asyncio.StreamWriter) -> None:
-    """Write the tokens as they come, or all when there are no more."""
+    """Write the tokens one by one, or all of them at the end."""
     thing = "chat.completion" if request.chat else "text_completion"
     piece = thing + ".chunk" * (request.chat and request.stream)
     common = {"id": f"cmpl-{uuid.uuid4().hex}", "object": piece, "created": int(time.time())}
@@ -262,15 +262,15 @@ class Server:
             gone.add_done_callback(lambda _: request.tokens.put_nowait(None))
         try:
             await answer(request, writer)
-        finally:  # answered, gone or failed: nobody waits for more
+        finally:  # answered, disconnected or failed
             gone.cancel()
             request.left = 0
             if request in self.waiting:
                 self.waiting.remove(request)
 
-    @torch.no_grad()  # it holds for one thread only, so it must stand here
+    @torch.no_grad()  # gradient mode belongs to the thread that runs this
     def turn(self, new: dict[int, Request], running: dict[int, Request]) -> dict[int, int]:
-        """Prefill what is new, and one more token for the rest; the tokens, by slot."""
+        """Prefill the new requests, one more token for the others; the tokens, by slot."""
         drawn = {}
         if running:
             last = torch.tensor([request.last for request in running.values()])
@@ -282,7 +282,7 @@ class Server:
         return drawn
 
     async def run(self) -> None:
-        """The loop: free what is done or gone, admit, step, hand out tokens."""
+        """The loop: free slots, admit requests, run a step, hand out tokens."""
         while True:
             for slot, request in list(self.running.items()):
                 if request.left == 0:
@@ -299,7 +299,7 @@ class Server:
             for slot, token in drawn.items():
                 request = self.running[slot]
                 request.last, self.made = token, self.made + 1
-                if request.left:  # nobody has gone meanwhile
+                if request.left:  # the client is still connected
                     request.left -= 1
                     request.tokens.put_nowait(token)
                     if request.left == 0:
@@ -390,7 +390,7 @@ async def ask(port: int, path: str, asked: dict) -> tuple[int, str]:
 
 @torch.no_grad()
 def check_alone(model: CachedCharModel, prompt: list[int], answer: list[int]) -> None:
-    """The whole model without a cache finds each token at the top of its logits."""
+    """Without a cache, each token has the largest logit."""
     ids = torch.tensor([prompt + answer])
     logits = model(ids, torch.arange(ids.shape[1])[None], [causal] * len(model.blocks))
     logits = logits[0, len(prompt) - 1 : -1]
@@ -406,7 +406,7 @@ def events(body: str) -> Iterator[dict]:
 
 
 async def show(model: CachedCharModel) -> None:
-    """Ask a server what a client would, and hold the answers to the model alone."""
+    """Send requests to a server, and compare its answers with the model alone."""
     server = Server(model, queue=24)
     listener = await asyncio.start_server(server.handle, "127.0.0.1", 0)
     port = listener.sockets[0].getsockname()[1]
@@ -486,7 +486,7 @@ async def show(model: CachedCharModel) -> None:
 
 
 async def listen(server: Server, port: int) -> None:
-    """Serve until somebody stops it. An error of the engine ends it: no client waits then."""
+    """Serve until it is stopped. An error of the engine ends it, so that no client waits."""
     listener = await asyncio.start_server(server.handle, "127.0.0.1", port)
     port = listener.sockets[0].getsockname()[1]
     print(f"base_url http://127.0.0.1:{port}/v1", flush=True)

@@ -1,8 +1,9 @@
-"""A recycled block still holds another request's keys: a mask one block too wide reads them.
+"""A reused block still contains another request's keys, and a mask that is too wide reads them.
 
-Blocks are not erased when they change hands, since a correct mask never looks past the end of
-its own sequence. Here the length is rounded up to whole blocks, and the answer to one request
-depends on who had the memory before: wrong, different each time, and a leak.
+Blocks are not erased when a new request gets them, because a correct mask ends at the end of
+the sequence. Here the mask ends at the end of the block. The answer to one request then
+depends on the request that used the memory before: it is wrong, it varies, and it leaks a
+text.
 """
 
 import random
@@ -15,7 +16,7 @@ CONTEXT, BLOCK = 64, 8
 
 
 class CachedBlock(nn.Module):
-    """Attention, then an MLP; whoever calls it says what the new tokens may look at."""
+    """Attention, then an MLP; the caller decides what the new tokens attend to."""
 
     def __init__(self, hidden: int, heads: int) -> None:
         super().__init__()
@@ -35,7 +36,7 @@ class CachedBlock(nn.Module):
 
 
 class CachedCharModel(nn.Module):
-    """ids and positions [b, s] -> logits [b, s, v]; `attends` has one function a layer."""
+    """ids and positions [b, s] -> logits [b, s, v]; `attends` has one function per layer."""
 
     def __init__(self, vocabulary=42, hidden=64, heads=4, layers=2, context=CONTEXT) -> None:
         super().__init__()
@@ -72,13 +73,13 @@ class PrefillPool:
         self.data = torch.zeros(len(model.blocks), 2, blocks, BLOCK, heads, hidden // heads)
 
     def prefill(self, ids: list[int], careless: bool) -> torch.Tensor:
-        """Logits [v] after `ids`; the blocks are given back at the end, as they are."""
+        """Logits [v] after `ids`. The blocks become free at the end and are not erased."""
         n = len(ids)
         table = torch.tensor([self.free.pop() for _ in range(-(-n // BLOCK))])
         positions = torch.arange(n)
-        end = len(table) * BLOCK  # what is gathered: whole blocks
+        end = len(table) * BLOCK  # whole blocks are gathered
         visible = torch.arange(end) <= positions[:, None]
-        if careless:  # "every block of the table is mine"
+        if careless:  # "every place in my blocks is mine"
             visible |= torch.arange(end) >= n
         assert visible.sum() == n * (n + 1) // 2 + careless * n * (end - n)
 
@@ -106,7 +107,7 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model, dice = CachedCharModel(), random.Random(0)
-    for block in model.blocks:  # an untrained model hardly looks at its context: let it look
+    for block in model.blocks:  # make the untrained model depend on its context
         block.qkv.weight *= 4
         block.out.weight *= 4
     ours = [dice.randrange(42) for _ in range(11)]  # 11 of 16 places
@@ -127,7 +128,7 @@ def main() -> None:
         )
         if careless:
             assert min(errors) > 0.01
-            assert len(seen) == 42, "the answer tells who was here before"
+            assert len(seen) == 42, "the answer does not depend on the previous request"
         else:
             assert max(errors) < 1e-4 and len(seen) == 1
 

@@ -1,9 +1,9 @@
-"""What one step of a server costs: c0 + c1 · tokens + c2 · context, fitted to measured steps.
+"""The time of one step of a server: c0 + c1 · tokens + c2 · context, fitted to measured steps.
 
-A step runs every token that is new through the model once, and for each sequence reads the
-keys and values of all that came before. Half of the measured steps fit the three constants,
-the other half tests them. The model is the chapter's, twice as wide, with random weights: what
-a step costs does not depend on what the weights say.
+A step runs every new token through the model once, and reads the keys and values of all
+earlier tokens of each sequence. Half of the measured steps fit the three constants, and the
+other half tests them. The model is the model of the chapter, twice as wide. It has random
+weights, because the time of a step does not depend on the values of the weights.
 """
 
 import statistics
@@ -45,7 +45,7 @@ class WritingBlock(nn.Module):
 def step_seconds(blocks: nn.ModuleList, sequences: int, new: int, context: int) -> float:
     """Time of a step: `new` tokens for each sequence, `context` with them in its cache.
 
-    The shortest of nine, since whatever else runs on the machine can only add.
+    The shortest of nine, because other work on the machine only adds time.
     """
     x = torch.randn(sequences, new, HIDDEN)
     caches = torch.randn(LAYERS, 2, sequences, HEADS, context, HIDDEN // HEADS)
@@ -82,7 +82,7 @@ def main() -> None:
     assert 9 * sum(seconds) < time.perf_counter() - begin  # each ran nine times
 
     fixed, token, context = fit(shapes[::2], seconds[::2]).tolist()
-    # least squares: relative errors of what was fitted, each by its row, add up to nothing
+    # least squares: the relative errors of the fitted steps, weighted, add up to 0
     rest = [(1 - (fixed + token * b * s + context * b * c) / took) / took
             for (b, s, c), took in list(zip(shapes, seconds, strict=True))[::2]]  # fmt: skip
     assert abs(sum(rest)) < 1e-6 * sum(map(abs, rest))
@@ -97,7 +97,7 @@ def main() -> None:
         errors.append(abs(predicted / measured - 1))
         if c in (64, 256) or s > 1:
             print(f"{b:9} {s:5} {c:9}   ≈{1e3 * measured:.2f} ms   ≈{1e3 * predicted:.2f} ms")
-    # what the third constant is for: fit the first two alone
+    # without the third constant
     without = [(b, s, 0) for b, s, _ in shapes]
     c0, c1 = fit(without[::2], seconds[::2], terms=2).tolist()
     blind = [
@@ -113,7 +113,7 @@ def main() -> None:
     assert full > 1.5 * short, "eight times the context is not read"
     alone, together = seconds[shapes.index((1, 1, 32))], seconds[shapes.index((32, 1, 32))]
     print(f"32 tokens in 32 steps take ≈{32 * alone / together:.0f} times as long as in one")
-    assert together < 16 * alone
+    assert alone < together < 16 * alone, "32 tokens share the fixed cost of a step"
 
 
 if __name__ == "__main__":
