@@ -52,7 +52,7 @@ def broken(x: DTensor) -> DTensor:
 def broken_fixed(x: DTensor) -> DTensor:
     y = x * 2
     heads = y.reshape(4, 3, 4)
-    return y + heads.reshape(4, 12)  # one graph, which does not return the view
+    return y + heads.reshape(4, 12)  # one graph, and a view that stays inside
 
 
 # --8<-- [end:functions]
