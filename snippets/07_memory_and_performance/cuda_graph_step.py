@@ -43,20 +43,20 @@ def ordinary(device: torch.device) -> list[float]:
 
 # --8<-- [start:static]
 class StaticStep:
-    """A step that reads `x`, `y` and `rate` from tensors which stay where they are."""
+    """A step that reads `x`, `y` and `rate` from tensors whose addresses never change."""
 
     def __init__(self, model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> None:
         self.model, self.x, self.y = model, x.clone(), y.clone()
-        on_gpu = x.device.type == "cuda"  # capturable: the count of steps is on the GPU, too
+        on_gpu = x.device.type == "cuda"  # capturable: the step counters are on the GPU
         rate = torch.tensor(HIGH, device=x.device)
         self.optimizer = torch.optim.Adam(model.parameters(), lr=rate, capturable=on_gpu)
 
     @property
-    def rate(self) -> torch.Tensor:  # another tensor, once a state has been loaded
+    def rate(self) -> torch.Tensor:  # loading a state replaces this tensor
         return self.optimizer.param_groups[0]["lr"]
 
     def __call__(self) -> torch.Tensor:
-        self.optimizer.zero_grad()  # sets to None: backward writes gradients, and adds none
+        self.optimizer.zero_grad()  # to None, so backward does not add to old gradients
         loss = nn.functional.mse_loss(self.model(self.x), self.y)
         loss.backward()
         self.optimizer.step()
@@ -68,10 +68,10 @@ class StaticStep:
 
 # --8<-- [start:capture]
 def captured(step: StaticStep) -> Callable[[], torch.Tensor]:
-    """Warm up off the default stream, then record one step, which does not run it."""
+    """Warm up on a side stream, then record one step without running it."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):  # cuBLAS's handles, autotuning, the optimizer's state
+    with torch.cuda.stream(side):  # for cuBLAS, autotuning and the optimizer's state
         for _ in range(WARM_UP):
             step()
     torch.cuda.current_stream().wait_stream(side)
@@ -81,7 +81,7 @@ def captured(step: StaticStep) -> Callable[[], torch.Tensor]:
 
     def replay() -> torch.Tensor:
         graph.replay()
-        return loss  # the same tensor each time, with this batch's loss in it
+        return loss  # always the same tensor; it now contains the new loss
 
     return replay
 
@@ -108,7 +108,7 @@ def train(device: torch.device, graph: bool) -> tuple[list[float], float]:
         static.x.copy_(x)
         static.y.copy_(y)
         losses.append(step().clone())
-    values = torch.stack(losses).tolist()  # the only wait
+    values = torch.stack(losses).tolist()  # the host waits only here
     return values, (time.perf_counter() - begin) / STEPS
 
 

@@ -19,7 +19,7 @@ def with_breaks(x: torch.Tensor) -> torch.Tensor:
 
 def without_breaks(x: torch.Tensor) -> torch.Tensor:
     x = x.sin() * 2
-    x = torch.where(x.sum() > 0, x + 1, x)  # both results, and the device chooses
+    x = torch.where(x.sum() > 0, x + 1, x)  # the device computes both and chooses
     return x.cos() * 3
 
 

@@ -31,7 +31,7 @@ def run(device: torch.device, **options: bool) -> tuple[int, float, torch.Tensor
         parameters.append(values)
     optimizer = torch.optim.AdamW(parameters, lr=0.01, **options)
     start = torch.cat(parameters)
-    optimizer.step()  # makes the states
+    optimizer.step()  # creates the state of the optimizer
     with Calls() as calls:
         optimizer.step()
     times = []
@@ -45,7 +45,7 @@ def run(device: torch.device, **options: bool) -> tuple[int, float, torch.Tensor
         times.append(time.perf_counter() - begin)
     least, end = min(times), torch.cat(parameters)
     assert least <= sum(times) / 5
-    # where the gradient stays the same every step of Adam has the size of the rate
+    # if the gradient is constant, each step of Adam is as large as the learning rate
     moved = (end - start * (1 - 0.01 * 0.01) ** 7).abs()
     torch.testing.assert_close(moved, torch.full_like(moved, 7 * 0.01), rtol=0.05, atol=0)
     return calls.count, least, end.cpu()

@@ -27,13 +27,13 @@ class Graph(TorchDispatchMode):
         return result
 
     def replay(self) -> None:
-        """Run every node; new results go where the recorded ones were, by their address."""
+        """Run every operator again, and copy each new result to the recorded address."""
         with torch.no_grad():
             for func, args, kwargs, result in self.nodes:
                 fresh, _ = tree_flatten(func(*args, **kwargs))
                 for old, new in zip(tree_flatten(result)[0], fresh, strict=True):
                     if isinstance(old, torch.Tensor) and old.data_ptr() != new.data_ptr():
-                        old.copy_(new)  # CUDA's kernels write there at once
+                        old.copy_(new)  # a CUDA kernel writes to the old address
 
 
 # --8<-- [end:graph]
@@ -74,7 +74,7 @@ def replayed(rates: list[float], copy: bool) -> tuple[list[float], Graph]:
             static_x.copy_(x)
             static_y.copy_(y)
         else:
-            static_x, static_y = x, y  # a new name for another tensor; the graph has the old
+            static_x, static_y = x, y  # the graph still reads the old tensors
         graph.replay()
         losses.append(loss.item())
     return losses, graph

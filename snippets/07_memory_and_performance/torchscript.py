@@ -68,7 +68,7 @@ def main() -> None:
     scripted = torch.jit.script(gate)  # compiles the source
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        traced = torch.jit.trace(gate, positive)  # runs it once, and keeps the operators
+        traced = torch.jit.trace(gate, positive)  # runs it once and records the operators
     frozen = torch.jit.freeze(scripted)
     # --8<-- [end:ways]
 
