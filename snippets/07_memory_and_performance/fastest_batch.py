@@ -40,7 +40,7 @@ def steps_to_target(batch: int, noise: float = NOISE) -> int:
 
 # --8<-- [start:step]
 def step_seconds(batch: int) -> float:
-    """The time of a step of the same regression with autograd, in s: the shortest of 30."""
+    """Time 30 steps of the same regression with autograd. Return the shortest time, in s."""
     model = torch.nn.Linear(DIMENSIONS, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     x, y = torch.randn(batch, DIMENSIONS), torch.randn(batch, 1)

@@ -26,7 +26,7 @@ POWER_CAP, SLOWED = 0x04, 0x08 | 0x20 | 0x40 | 0x80
 
 # --8<-- [start:find]
 class Gpu:
-    """The readings of one GPU through `nvml`, which is pynvml or stands in for it."""
+    """The readings of one GPU through `nvml`, which is pynvml or a simulation of it."""
 
     def __init__(self, nvml, uuid: str | None) -> None:
         self.nvml, self.why = nvml, None
@@ -44,7 +44,7 @@ class Gpu:
 
     # --8<-- [start:read]
     def read(self) -> dict[str, float | str]:
-        """A value or a text by column; percent, GiB, watts, MHz, and 0 or 1."""
+        """A number or a text for each column, in percent, GiB, watts, MHz, and 0 or 1."""
         if self.why:
             return {"gpu": self.why}
         nvml, gpu = self.nvml, self.handle

@@ -35,7 +35,7 @@ def in_board(folder: Path) -> dict[int, dict[str, float | str]]:
 
 
 def in_wandb(file: Path) -> dict[int, dict[str, float | str]]:
-    """Rows by step, from a .wandb file; what W&B adds of its own begins with `_`."""
+    """Rows by step, from a .wandb file, without the columns of W&B, which begin with `_`."""
     rows = {}
     for data in records(file.read_bytes()):
         record = Record.FromString(data)

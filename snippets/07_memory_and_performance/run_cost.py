@@ -17,7 +17,7 @@ import matplotlib.pyplot as plt
 
 # --8<-- [start:goodput]
 def goodput(interval: float, save: float, restart: float, between: float) -> float:
-    """The useful fraction of the time. All in hours; `between` is the mean between failures."""
+    """The useful fraction of the time. `between` is the mean between failures; all in hours."""
     expected = (between + restart) * math.expm1((interval + save) / between)
     return interval / expected
 
@@ -25,7 +25,7 @@ def goodput(interval: float, save: float, restart: float, between: float) -> flo
 def simulate(
     interval: float, save: float, restart: float, between: float, hours: float
 ) -> float:
-    """The same, simulated: a random failure destroys the work since the last checkpoint."""
+    """Simulate this fraction. A random failure destroys the work since the last checkpoint."""
     generator, clock, kept = random.Random(0), 0.0, 0.0
     failure = generator.expovariate(1 / between)
     while clock < hours:

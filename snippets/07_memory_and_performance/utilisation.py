@@ -29,7 +29,7 @@ def utilisation(kernels: list[Kernel], begin: float, end: float) -> float:
 
 
 def sm_activity(kernels: list[Kernel], begin: float, end: float) -> float:
-    """The fraction of the time of all SMs with a block on the SM (DCGM's SM activity)."""
+    """As in DCGM: the fraction of the time with a block on an SM, averaged over SMs."""
     busy = sum((k.end - k.start) * min(k.blocks, SMS) for k in kernels)
     return busy / (end - begin) / SMS
 
