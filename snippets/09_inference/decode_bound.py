@@ -117,7 +117,8 @@ def main() -> None:
     for name, gpu in GPUS.items():
         one = least(model, gpu, 1, 0)
         prefill = prompt(model, 2048) / gpu[0]  # its products; attention is not counted
-        assert prefill < 2048 * 2 * matrices(*model) / gpu[0]  # 2,048 tokens with logits
+        head = 2 * 2047 * model[0] * V  # FLOPs of logits that a prompt does not need
+        assert prompt(model, 2048) == counted(model, 2048, 0) - head
         print(f"  {name}        {gpu[0] / gpu[1]:9.0f}   {1e3 * one:8.2f} ms   "
               f"{1e3 * prefill:12.1f} ms   {2048 * one / prefill:15.0f}")  # fmt: skip
 

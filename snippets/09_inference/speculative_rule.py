@@ -94,7 +94,7 @@ def main() -> None:
     assert same[keep].all() and not same[~keep].any() and 0.3 < keep.float().mean() < 0.7
     for words, sample in rows.items():
         away = chi_square(sample, p)
-        assert (away > 100) if "mistake" in words else (away < 5), (words, away)
+        assert (away > 1000) if "mistake" in words else (away < 5), (words, away)
         print(f"  {words:32} ≈{away:.0f}")
 
 
