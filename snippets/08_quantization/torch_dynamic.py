@@ -53,6 +53,10 @@ def main() -> None:
     model, caught = library(layer)
     print(type(model[0]).__module__ + "." + type(model[0]).__name__)
     print(f"weight: {model[0].weight().dtype}, {model[0].weight().qscheme()}")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        default = quantize_dynamic(nn.Sequential(layer), {nn.Linear})  # no configuration
+    assert default[0].weight().qscheme() == torch.per_tensor_affine  # one scale for the weight
     for warning in caught:
         if "deprecated" in str(warning.message):
             print(
