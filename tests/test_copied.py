@@ -83,7 +83,7 @@ REASONS = {
         no_target_left:per_token no_target_left:accumulate frozen_inputs:require_grad""",
     "it simulates, counts or writes down, and has no model": """
         two_link_dispatch:Hop links:Layout
-        record_stream:Allocator record_stream:Stream
+        record_stream:Allocator record_stream:Stream block_tables:TextPool
         fragmentation:Segments
         fragmentation:Expandable staging:CopyEngine
         nvme_bytes:Counting deepspeed_config:Recorder metrics:Metrics metrics:Handler gpu_metrics:Gpu gpu_metrics:Log
