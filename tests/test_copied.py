@@ -59,11 +59,10 @@ REASONS = {
         stages:Layer meta_init:initialise position_off_by_one:read torchscript:Gate
         sharded_embeddings:train bytes_held:NormedBlock bf16_positions:Buffers""",
     "it serves its program's model, on a CPU and in fp32, or captures it": """
-        paged_cache:PagedCache copy_on_write:Sequence prefix_sharing:PrefixCache
-        stale_block:PrefillPool preemption:serve preemption:Stuck chunked_prefill:ChunkedSlots
+        preemption:serve preemption:Stuck
         chunked_prefill:serve disaggregated:prefill disaggregated:decode
-        disaggregated:hand_over continuous_batching:Slots continuous_batching:serve
-        continuous_batching:check_alone serve:Server speculative:round_
+        disaggregated:hand_over continuous_batching:serve
+        continuous_batching:check_alone speculative:round_
         cuda_graph_decode:captured""",
     "the scene of a failure or of a measurement": """
         threads_or_processes:data_parallel throughput:trainer ready_twice:losses
@@ -87,8 +86,8 @@ REASONS = {
         fragmentation:Segments
         fragmentation:Expandable staging:CopyEngine
         nvme_bytes:Counting deepspeed_config:Recorder metrics:Metrics metrics:Handler gpu_metrics:Gpu gpu_metrics:Log
-        paging_waste:Sequence speculation_priced:Draft mean_hides_tail:Served
-        guided:Automaton guided:fits guided:masked fleet_trace:Kind
+        speculation_priced:Draft mean_hides_tail:Served
+        guided:fits guided:masked fleet_trace:Kind
         fleet:Hardware fleet:Fleet capacity:Model capacity:Load capacity:plan
         capacity_published:predicted decode_step_times:Case""",
     "it brings data, whatever the model": "stream:Stream stateful_loader:Stream",

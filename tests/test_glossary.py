@@ -53,7 +53,7 @@ CALLED = {
     "allocator segment": "segment",
     "launch overhead": "overhead",
     "compile guard": "guards",
-    "version counter": "counts the versions",
+    "version counter": "version of the tensor",
     "fused optimizer": "fused",
     "per-channel quantization": "per channel",
     "per-group quantization": "per group",
