@@ -99,7 +99,8 @@ def draw(n: int, block: int) -> None:
     for i in range(0, n, block):
         axes.text(i + 0.45, 1.9, str(i), color=ink, ha="center", va="top", fontsize=10)
     axes.text(n - 0.7, 1.45, "element", color=ink, fontsize=10)
-    for name, first, end in (("first iteration", 0, 2 * block), ("second iteration", 2 * block, n)):
+    parts = ("first iteration", 0, 2 * block), ("second iteration", 2 * block, n)
+    for name, first, end in parts:
         axes.plot([first, first, end - 0.1, end - 0.1], [0.95, 0.75, 0.75, 0.95], color=ink)
         axes.text((first + end) / 2, 0.55, name, color=ink, ha="center", va="top")
     axes.set(xlim=(-0.1, 24.2), ylim=(-0.6, 8.3))  # the boxes fill the left two thirds
