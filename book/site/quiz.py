@@ -8,14 +8,14 @@ The page has three comment lines:
 
 The templates in `templates/quiz/` determine how these look.
 
-There are five kinds of questions: `one` choice, `several` choices, a `number`, the meaning of an
-`output`, and steps to put in `order`. A new question needs an entry in the file and nothing
+There are five kinds of questions: `one` choice, `several` choices, a `number`, the meaning of
+an `output`, and steps to put in `order`. A new question needs an entry in the file and nothing
 else. If a program of the book settles its answer, `settled` names the program and the lines of
-its transcript by how they begin, and the page quotes these lines. `holds` contains patterns that
-the lines must match. For a number, the pattern `number` finds the answer in the lines, and the
-arithmetic `expression` must give the answer. All of this is checked whenever the page is built.
-A field that is missing, unknown or given twice stops the build, and the message names the
-question.
+its transcript by how they begin, and the page quotes these lines. `holds` contains patterns
+that the lines must match. For a number, the pattern `number` finds the answer in the lines,
+and the arithmetic `expression` must give the answer. All of this is checked whenever the page
+is built. A field that is missing, unknown or given twice stops the build, and the message
+names the question.
 """
 
 from __future__ import annotations
