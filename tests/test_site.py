@@ -482,7 +482,7 @@ def test_the_map_has_every_page_of_the_navigation(site: Site) -> None:
         "glossary/index.md",
         "what_ran_where/index.md",
         "changes/index.md",
-        *(each for each in pages if each.startswith("contributing/")),
+        "contributing/index.md",
     ]
 
 
