@@ -28,6 +28,7 @@ INPUTS = [
 ]  # fmt: skip
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 PAGES = ["AGENTS.md", "README.md", "CONTRIBUTING.md", "SECURITY.md"]
+REFERENCE = sorted((ROOT / "docs/contributing").glob("*.md"))
 MAKEFILE = (ROOT / "Makefile").read_text("utf-8")
 TARGETS = set(re.findall(r"^([a-z]+):", MAKEFILE, re.M))
 VARIABLES = {"PYTHON", *re.findall(r"^([A-Z_]+) \?=", MAKEFILE, re.M)}
@@ -100,7 +101,7 @@ def tracked() -> list[Path]:
 
 
 def test_documented_commands_are_the_makefiles() -> None:
-    files = [ROOT / page for page in PAGES] + [ROOT / ".ci/run", *WORKFLOWS]
+    files = [*(ROOT / name for name in PAGES), *REFERENCE, ROOT / ".ci/run", *WORKFLOWS]
     seen, wrong = set(), []
     for path in files:
         for number, call in make_calls(path.read_text("utf-8")):
@@ -117,19 +118,29 @@ def test_documented_commands_are_the_makefiles() -> None:
 
 
 def test_documented_options_are_pytests() -> None:
-    table = page.read(ROOT / "CONTRIBUTING.md").text("options")
+    table = page.read(ROOT / "docs/contributing/testing.md").text("options")
     options = re.findall(r"^\| `(--[a-z-]+)", table, re.M)
     assert len(options) >= 4
     unknown = [option for option in options if f'"{option}"' not in OPTIONS]
-    assert not unknown, f"CONTRIBUTING.md: book/run/plugin.py has no {unknown}"
+    assert not unknown, f"docs/contributing/testing.md: book/run/plugin.py has no {unknown}"
 
 
 @pytest.mark.parametrize("name", PAGES)
 def test_links_of_the_page_lead_somewhere(name: str) -> None:
     text = (ROOT / name).read_text("utf-8")
-    links = re.findall(r"\]\(([^)#:]+)\)|(?:src|srcset)=\"([^\":]+)\"", text)
-    missing = [a or b for a, b in links if not (ROOT / (a or b)).exists()]
+    links = re.findall(r"\]\(([^)#:]+)(#[^)]+)?\)|(?:src|srcset)=\"([^\":]+)\"", text)
+    missing = [a or b for a, _, b in links if not (ROOT / (a or b)).exists()]
     assert not missing, f"{name}: {missing}"
+    sections = [(path, anchor[1:]) for path, anchor, _ in links if anchor]
+    missing = [each for each in sections if each[1] not in page.read(ROOT / each[0]).headings]
+    assert not missing, f"{name}: {missing}"
+
+
+def test_contributing_is_short_and_links_every_page_of_reference() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    assert len(text.split()) <= 1000
+    linked = set(re.findall(r"\]\((docs/contributing/\w+\.md)", text))
+    assert linked == {path.relative_to(ROOT).as_posix() for path in REFERENCE}
 
 
 def test_commands_of_the_readme_are_recorded() -> None:
@@ -257,7 +268,7 @@ def test_workflows_run_what_a_reader_runs() -> None:
     gpu = [step.get("run", "") for step in workflow("gpu.yml")["jobs"]["gpu"]["steps"]]
     call = next(run for run in gpu if 'make test WHAT="snippets labs assessment docs"' in run)
     assert "--device cuda --all" in call
-    assert "--device cuda --all" in (ROOT / "CONTRIBUTING.md").read_text()
+    assert "--device cuda --all" in (ROOT / "docs/contributing/testing.md").read_text("utf-8")
 
 
 # how a program says that it needs a GPU, before it leaves
@@ -342,7 +353,7 @@ def test_worked_example_of_contributing(tmp_path: Path) -> None:
         else:
             shutil.copy2(source, tmp_path / name)
     (tmp_path / "snippets/02_ddp").mkdir(parents=True)
-    text = page.read(ROOT / "CONTRIBUTING.md").text("a-program-from-empty-file-to-green")
+    text = page.read(ROOT / "CONTRIBUTING.md").text("a-program")
     what = "snippets/02_ddp/broadcast.py"
 
     def run(command: str) -> tuple[int, str]:

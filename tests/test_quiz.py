@@ -1,4 +1,8 @@
-"""The quiz: its keys are computed here from the book's programs, and a wrong file is refused."""
+"""The quiz: programs of the book give the answers of its key, and a wrong file is refused.
+
+A new question needs only an entry in docs/assessment/quiz.yml, whose key the build of the page
+checks. A question may also have a check in this module, which computes its answer in another way.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +32,32 @@ from book.site.quiz import Question
 
 ROOT = Path(__file__).resolve().parent.parent
 INPUTS = ["book", "docs", "snippets"]
-LESSONS = quiz.load(ROOT)
-QUESTIONS = {each.id: each for lesson in LESSONS for each in lesson.questions}
+
+
+def by_id(lessons: list[quiz.Lesson]) -> dict[str, Question]:
+    return {each.id: each for lesson in lessons for each in lesson.questions}
+
+
+QUESTIONS = by_id(quiz.load(ROOT))
+ONE_MORE = """
+      - id: one-more
+        title: A question that only the data file knows
+        kind: number
+        ask: How many seconds do three steps of 20 seconds take?
+        unit: seconds
+        other_units: [s, second]
+        answer: 60
+        expression: 3 * 20
+        slips:
+          - value: 20
+            why: This is the time of one step, and not of three steps.
+          - value: 6.67
+            why: This divides by the number of steps instead of multiplying.
+          - value: 23
+            why: This adds the two numbers instead of multiplying them.
+        say: Three times twenty is sixty.
+        read: ["01_communication_costs#all-reduce-from-send-and-recv"]
+"""
 
 
 @cache
@@ -46,46 +74,115 @@ def program(name: str) -> ModuleType:
 # ---- the quiz as it is
 
 
-def test_twenty_five_questions_of_five_kinds_over_eight_lessons() -> None:
-    assert len(QUESTIONS) == 25 and len(LESSONS) == 8
-    assert all(2 <= len(lesson.questions) <= 4 for lesson in LESSONS)
-    kinds = Counter(question.kind for question in QUESTIONS.values())
+@pytest.fixture(scope="module", params=["the quiz", "a copy with one more question"])
+def book(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The book, and a book that is the same except for one more question in the data file."""
+    if request.param == "the quiz":
+        return ROOT
+    root = tmp_path_factory.mktemp("book")
+    (root / "snippets").symlink_to(ROOT / "snippets")
+    (root / "docs/assessment").mkdir(parents=True)
+    for path in (ROOT / "docs").iterdir():
+        if path.name != "assessment":
+            (root / "docs" / path.name).symlink_to(path)
+    text = (ROOT / quiz.FILE).read_text("utf-8")
+    (root / quiz.FILE).write_text(text + ONE_MORE, "utf-8")
+    return root
+
+
+@pytest.fixture
+def lessons(book: Path) -> list[quiz.Lesson]:
+    return quiz.load(book)
+
+
+@pytest.fixture
+def questions(lessons: list[quiz.Lesson]) -> dict[str, Question]:
+    return by_id(lessons)
+
+
+def test_every_lesson_of_the_track_has_questions_of_several_kinds(
+    lessons: list[quiz.Lesson], questions: dict[str, Question]
+) -> None:
+    track = yaml.safe_load((ROOT / "docs/tracks/gpu_and_distributed.yml").read_text("utf-8"))
+    parts = [part["id"] for group in track["groups"] for part in group["parts"]]
+    assert [each.id for each in lessons] == [
+        part for part in parts if part.startswith("lesson-")
+    ]
+    assert all(len(lesson.questions) >= 2 for lesson in lessons)
+    kinds = Counter(question.kind for question in questions.values())
     assert len(kinds) == 5 and min(kinds.values()) >= 4
-    assert sum(bool(question.settled) for question in QUESTIONS.values()) >= 20
+    settled = [question for question in questions.values() if question.settled]
+    assert len(settled) >= 0.8 * len(questions)
 
 
-def test_the_right_answer_cannot_be_guessed_from_its_place() -> None:
+def test_the_page_counts_the_questions_in_the_data_file(
+    book: Path, questions: dict[str, Question]
+) -> None:
+    own = len(yaml.safe_load((book / quiz.FILE).read_text("utf-8"))["lessons"])
+    said = quiz.show(["size"], book)
+    assert said.strip() == f"The quiz has {len(questions)} questions in {own} lessons."
+    assert f"| all | {len(questions)} |" in quiz.show(["lessons"], book)
+    shown = quiz.show(["questions"], book)
+    assert shown.count('class="quiz-question"') == len(questions)
+    assert len(questions) == len(QUESTIONS) + (book != ROOT)
+
+
+def test_no_text_counts_the_questions() -> None:
+    """A number in the text would be wrong after the next question."""
+    written = r"\b(\d+|twenty(-\w+)?|thirty(-\w+)?|two dozen) questions\b"
+    for name in ("assessment/quiz.md", "tracks/gpu_and_distributed.yml", "index.md"):
+        text = (ROOT / "docs" / name).read_text("utf-8")
+        assert not re.findall(written, text, re.I), name
+
+
+def test_the_right_answer_cannot_be_guessed_from_its_place(
+    questions: dict[str, Question],
+) -> None:
     ones = [
-        each.right[0] for each in QUESTIONS.values() if len(getattr(each, "right", [])) == 1
+        each.right[0] for each in questions.values() if len(getattr(each, "right", [])) == 1
     ]
     assert max(Counter(ones).values()) <= len(ones) // 2
     lengths = []  # nor from its length
-    for question in QUESTIONS.values():
+    for question in questions.values():
         if question.kind in ("one", "output"):
             texts = [each.text for each in question.options]
             lengths.append(max(texts, key=len) == texts[question.right[0]])
     assert sum(lengths) <= len(lengths) // 2
 
 
-def test_every_option_is_explained_for_itself() -> None:
-    whys = [each.why for question in QUESTIONS.values() for each in question.options] + [
-        slip.why for question in QUESTIONS.values() for slip in question.slips
+def test_every_option_has_its_own_explanation(questions: dict[str, Question]) -> None:
+    whys = [each.why for question in questions.values() for each in question.options] + [
+        slip.why for question in questions.values() for slip in question.slips
     ]
     assert len(set(whys)) == len(whys)
     assert min(len(why) for why in whys) > 15
-    for question in QUESTIONS.values():
+    for question in questions.values():
         assert question.kind != "number" or len(question.slips) >= 3
 
 
-def test_steps_are_shown_out_of_place_and_alike_in_every_build() -> None:
-    for question in QUESTIONS.values():
+def test_steps_are_shown_out_of_place_and_alike_in_every_build(
+    questions: dict[str, Question],
+) -> None:
+    for question in questions.values():
         if question.kind == "order":
             shown = question.shuffled()
             assert shown == question.shuffled()
             assert all(step != place for place, step in enumerate(shown))
 
 
-# ---- the keys, computed
+# ---- answers that are computed here
+
+CHECKS: dict[str, Callable[[Question], None]] = {}  # by the question's id
+
+
+def checks(name: str) -> Callable[[Callable], Callable]:
+    """Register a function that computes the answer of the question with this id."""
+
+    def register(check: Callable[[Question], None]) -> Callable[[Question], None]:
+        CHECKS[name] = check
+        return check
+
+    return register
 
 
 def number(question: Question, value: float) -> None:
@@ -106,6 +203,7 @@ def in_order(question: Question, *words: str) -> None:
         assert word in step.text, f"{question.id}: {word}: {step.text}"
 
 
+@checks("ridge")
 def ridge(question: Question) -> None:
     number(question, 989e12 / 3350e9)
     slips = [each.value for each in question.slips]
@@ -113,6 +211,7 @@ def ridge(question: Question) -> None:
     assert slips == pytest.approx(computed, rel=0.01)
 
 
+@checks("wider")
 def wider(question: Question) -> None:
     crossing = program("06_gpu_computing/crossing")
 
@@ -124,6 +223,7 @@ def wider(question: Question) -> None:
     right_options(question, lambda text: f"about {1e5 * step(1024):.0f}0 µs" in text)
 
 
+@checks("hierarchy")
 def hierarchy(question: Question) -> None:
     page = (ROOT / "docs/06_gpu_computing.md").read_text("utf-8")
     in_order(question, "registers", "shared", "L2", "device memory", "NVLink", "PCIe")
@@ -132,6 +232,7 @@ def hierarchy(question: Question) -> None:
         assert rate.replace("$", "") in page.replace("$", "")
 
 
+@checks("sectors")
 def sectors(question: Question) -> None:
     coalescing = program("06_gpu_computing/coalescing")
 
@@ -142,6 +243,7 @@ def sectors(question: Question) -> None:
     assert delivered(2) == 256 and delivered(1) == 128 and delivered(1024) == 1024
 
 
+@checks("divergence")
 def divergence(question: Question) -> None:
     simt = program("06_gpu_computing/divergence")
     without, _ = simt.run(lambda warp: warp.work(10))
@@ -154,6 +256,7 @@ def divergence(question: Question) -> None:
     right_options(question, twice)
 
 
+@checks("syncs")
 def syncs(question: Question) -> None:
     import torch
 
@@ -183,12 +286,14 @@ def shown(question: Question) -> list[float]:
     return [float(n) for n in re.findall(r"≈([\d.]+)", "\n".join(question.shows.lines))]
 
 
+@checks("clock")
 def clock(question: Question) -> None:
     launches, synchronized, events = shown(question)
     assert synchronized >= 3 * 40 and events >= 3 * 40 > 100 * launches
     assert "launches into a queue" in question.options[question.right[0]].text
 
 
+@checks("oom")
 def oom(question: Question) -> None:
     asked, capacity, free, allocated, cached = shown(question)
     assert cached > 3 * asked > asked > free  # enough is cached, and no piece is large enough
@@ -197,6 +302,7 @@ def oom(question: Question) -> None:
     assert "fragmentation" in question.options[question.right[0]].text
 
 
+@checks("staging")
 def staging(question: Question) -> None:
     import torch
 
@@ -206,6 +312,7 @@ def staging(question: Question) -> None:
     assert there[:, 0].tolist() == [5.0] * 6 and question.right == [1]
 
 
+@checks("counter")
 def counter(question: Question) -> None:
     import torch
 
@@ -218,6 +325,7 @@ def counter(question: Question) -> None:
             number(question, total.item())
 
 
+@checks("scaler")
 def scaler(question: Question) -> None:
     """The lines run in the order of the key, and the norm that clipping sees is the true one."""
     import torch
@@ -249,6 +357,7 @@ def scaler(question: Question) -> None:
     assert run([0, 1, 2, 3, 5, 4])[1].norm() < moved.norm() / 100  # unscaled a second time
 
 
+@checks("ring")
 def ring(question: Question) -> None:
     def each(n: int) -> float:
         return 2 * (n - 1) / n * 12
@@ -258,13 +367,15 @@ def ring(question: Question) -> None:
     assert values == {12, 24, each(8) / 2, 7 * 12, each(4)}
 
 
+@checks("halves")
 def halves(question: Question) -> None:
     n, size = 8, 1.0
     reduce_scatter = all_gather = (n - 1) / n * size
     assert reduce_scatter + all_gather == 2 * (n - 1) / n * size
-    assert question.options[question.right[0]].text == "as much"
+    assert question.options[question.right[0]].text == "the same amount"
 
 
+@checks("state")
 def state(question: Question) -> None:
     number(question, 70 * (2 + 2 + 4 + 4 + 4) / 8)
     assert [each.value for each in question.slips] == [
@@ -272,6 +383,7 @@ def state(question: Question) -> None:
     ]  # fmt: skip
 
 
+@checks("padding")
 def padding(question: Question) -> None:
     from torch.utils.data import DistributedSampler
 
@@ -281,6 +393,7 @@ def padding(question: Question) -> None:
     right_options(question, lambda text: "Twelve samples" in text)
 
 
+@checks("ddp-step")
 def ddp_step(question: Question) -> None:
     in_order(
         question, "forward", "last layers", "first bucket", "last gradient",
@@ -292,6 +405,7 @@ def ddp_step(question: Question) -> None:
     assert list(chain(*buckets)) == came  # so the first is full before the last gradient
 
 
+@checks("silent")
 def silent(question: Question) -> None:
     programs = {
         "ddp.module": "bypassed_wrapper", "un-freezing": "late_parameters",
@@ -307,6 +421,7 @@ def silent(question: Question) -> None:
     right_options(question, says_nothing)
 
 
+@checks("one-f-one-b")
 def one_f_one_b(question: Question) -> None:
     schedules = program("03_model_parallelism/schedules")
     first, second = schedules.gpipe(4, 8), schedules.one_f_one_b(4, 8)
@@ -316,6 +431,7 @@ def one_f_one_b(question: Question) -> None:
     right_options(question, lambda text: text.startswith("Less memory"))
 
 
+@checks("column-row")
 def column_row(question: Question) -> None:
     t, wide = 4, 4  # ranks; the hidden layer is four times as wide; in b·s·h
     part = (t - 1) / t
@@ -328,6 +444,7 @@ def column_row(question: Question) -> None:
     right_options(question, lambda text: sent[text] == min(sent.values()))
 
 
+@checks("mesh")
 def mesh(question: Question) -> None:
     import torch
 
@@ -343,6 +460,7 @@ def mesh(question: Question) -> None:
     right_options(question, stays)
 
 
+@checks("segments")
 def segments(question: Question) -> None:
     def peak(k: int) -> float:
         return k + 2 * 64 / k
@@ -352,6 +470,7 @@ def segments(question: Question) -> None:
     assert peak(2) == peak(64) == 66
 
 
+@checks("leaks")
 def leaks(question: Question) -> None:
     program_ = program("07_memory_and_performance/leaks")
     ways = [
@@ -376,6 +495,7 @@ def leaks(question: Question) -> None:
     assert model.weight.grad is None
 
 
+@checks("utilisation")
 def utilisation(question: Question) -> None:
     gpu = program("07_memory_and_performance/utilisation")
     kernels = gpu.back_to_back(1.0, 0.0, 1, 1.0)
@@ -384,6 +504,7 @@ def utilisation(question: Question) -> None:
     right_options(question, lambda text: "some kernel was executing" in text)
 
 
+@checks("workers")
 def workers(question: Question) -> None:
     def batch(workers: int) -> float:
         return max(80 / workers, 20)
@@ -392,6 +513,7 @@ def workers(question: Question) -> None:
     assert batch(3) == pytest.approx(26.7, abs=0.1)
 
 
+@checks("graph")
 def graph(question: Question) -> None:
     """As the chapter's program for a GPU has them."""
     code = (ROOT / "snippets/07_memory_and_performance/cuda_graph_step.py").read_text("utf-8")
@@ -408,22 +530,20 @@ def graph(question: Question) -> None:
     in_order(question, "Allocate static", "side", "torch.cuda.graph", "copy_", "replay", "loss")
 
 
-COMPUTED = {
-    "ridge": ridge, "wider": wider, "hierarchy": hierarchy, "sectors": sectors,
-    "divergence": divergence, "clock": clock, "oom": oom, "syncs": syncs, "staging": staging, "counter": counter,
-    "scaler": scaler, "ring": ring, "halves": halves, "state": state, "padding": padding,
-    "one-f-one-b": one_f_one_b, "column-row": column_row, "mesh": mesh, "segments": segments,
-    "leaks": leaks, "utilisation": utilisation, "workers": workers, "ddp-step": ddp_step,
-    "silent": silent, "graph": graph,
-}  # fmt: skip
-
-
-def test_the_keys_are_what_the_programs_compute() -> None:
+def test_the_keys_are_what_the_programs_compute(questions: dict[str, Question]) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("matplotlib")
-    assert COMPUTED.keys() == QUESTIONS.keys()
-    for name, check in COMPUTED.items():
-        check(QUESTIONS[name])
+    for name, check in CHECKS.items():
+        check(questions[name])
+
+
+def test_the_arithmetic_of_a_question_gives_its_answer(questions: dict[str, Question]) -> None:
+    computed = [
+        each for each in questions.values() if each.kind == "number" and each.expression
+    ]
+    assert len(computed) >= 5
+    for question in computed:
+        number(question, question.computed())
 
 
 # ---- a program that says something else, and a file that is wrong
@@ -559,7 +679,15 @@ WRONG = {
     "a slip that is right": (
         edited(NUMBER, slips=[{"value": 1024, "why": "w"}]), "n: the slip 1024 counts as right",
     ),
-    "an unknown unit": (edited(NUMBER, unit="furlong"), "n: the unit 'furlong' is not known"),
+    "another name for bytes": (
+        edited(NUMBER, other_units=["octets"]), "n: `other_units` is for units that are not bytes",
+    ),
+    "an expression with another value": (
+        edited(NUMBER, expression="32 * 16"), "n: the answer is 1024, `expression` gives 512",
+    ),
+    "an expression that is no arithmetic": (
+        edited(NUMBER, expression="open('x')"), "n: `expression` is not arithmetic",
+    ),
     "no mapping": ("text", "l: questions 0: Expected `object`, got `str`"),
 }  # fmt: skip
 
@@ -612,5 +740,5 @@ def test_units() -> None:
         sizes["KiB"] == 1 / 1024 and sizes["MB"] == 1e6 / 2**20 and sizes["kB"] == 1e3 / 2**20
     )
     assert "Mb" not in sizes  # bits are no bytes
-    assert quiz.units("FLOPs per byte")["FLOP/B"] == 1.0
+    assert quiz.units("FLOPs per byte", ["FLOP/B"])["FLOP/B"] == 1.0
     assert quiz.units("") == {"": 1.0}

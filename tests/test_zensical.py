@@ -13,7 +13,7 @@ from book.core import ROOT
 from book.site import zensical
 from book.site.zensical import Part
 
-INPUTS = ["CONTRIBUTING.md", "book", "mkdocs.yml"]
+INPUTS = ["book", "mkdocs.yml"]
 MKDOCS = ROOT / "mkdocs.yml"
 PAGE = """<head><title>A</title><meta name="description" content="d"></head>
 <script id="__config">{"search": "../assets/search.js"}</script><nav><a href="../b/">B</a></nav>
@@ -61,7 +61,7 @@ def test_a_file_that_is_not_there_or_says_something_else_is_named(tmp_path: Path
 
 
 def test_the_list_is_what_is_missing_no_more_and_no_less() -> None:
-    table = "## The site after MkDocs\n\n| img | `programs/* a.svg` | Not sized. |\n"
+    table = '[[difference]]\nkind = "img"\nwhat = "programs/* a.svg"\nwhy = "Not sized."\n'
     rows = zensical.known(table)
     assert rows == {("img", "programs/* a.svg"): "Not sized."}
     one = Part("img", "programs/a/index.html", "a.svg")
@@ -76,7 +76,7 @@ def test_the_list_is_what_is_missing_no_more_and_no_less() -> None:
 
 
 def test_what_needs_mkdocs_is_listed() -> None:
-    rows = zensical.known((ROOT / "CONTRIBUTING.md").read_text("utf-8"))
+    rows = zensical.known(zensical.LIST.read_text("utf-8"))
     need = zensical.imports(ROOT)
     assert (need.kind, f"{need.page} {need.what}") in rows
 

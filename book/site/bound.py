@@ -147,7 +147,9 @@ def bind(site: Site, pages: list[str], title: str, to: Path) -> None:
 
 def volumes(site: Site) -> dict[str, tuple[str, list[str]]]:
     """The titles and pages of the volumes, by the names of their files."""
-    every = {"world-size": ("World Size", list(site.pages))}
+    own = f"{site.address}contributing/"  # for those who change the book
+    pages = [page for page in site.pages if not page.startswith(own)]
+    every = {"world-size": ("World Size", pages)}
     for page, title in site.pages.items():
         if page.startswith(f"{site.address}tracks/"):
             every[page.split("/")[-2]] = (f"World Size: {title}", site.linked(page))

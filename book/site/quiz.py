@@ -1,17 +1,21 @@
 """The quiz: from `docs/assessment/quiz.yml` to the questions of the page beside it.
 
-The page has two comment lines:
+The page has three comment lines:
 
+    <!-- quiz: size -->          a sentence with the number of questions and lessons
     <!-- quiz: questions -->     every lesson and its questions
-    <!-- quiz: lessons -->       a table of lessons, for docs/assets/quiz.js to count in
+    <!-- quiz: lessons -->       a table of lessons, in which docs/assets/quiz.js counts
 
-How they look is said in `templates/quiz/`.
+The templates in `templates/quiz/` determine how these look.
 
-A question is of one of five kinds: `one` choice, `several`, a `number`, what an `output` means,
-and steps to put in `order`. One that a program settles names the program and the lines of its
-transcript by how they begin; the page quotes them from there. What the lines must say (`holds`,
-or the `number` in them) is checked whenever the page is built, so a key and its program cannot
-come apart. Whatever is missing, unknown or said twice stops the build and names the question.
+There are five kinds of questions: `one` choice, `several` choices, a `number`, the meaning of
+an `output`, and steps to put in `order`. A new question needs an entry in the file and nothing
+else. If a program of the book settles its answer, `settled` names the program and the lines of
+its transcript by how they begin, and the page quotes these lines. `holds` contains patterns
+that the lines must match. For a number, the pattern `number` finds the answer in the lines,
+and the arithmetic `expression` must give the answer. All of this is checked whenever the page
+is built. A field that is missing, unknown or given twice stops the build, and the message
+names the question.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ import random
 import re
 import zlib
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -41,20 +46,18 @@ _BYTES = {"B": 1, "byte": 1, "bytes": 1} | {
     for power, prefix in enumerate("KMGT")
 }
 _BYTES["kB"] = 1000
-_ALIASES = {  # the unit of a question that counts something else, and how it may be written
-    "": [],
-    "FLOPs per byte": ["FLOP per byte", "FLOP/byte", "FLOPs/byte", "FLOP/B", "FLOPs/B"],
-    "segments": ["segment"],
-    "workers": ["worker"],
-}
+_ARITHMETIC = {"__builtins__": {}, "sqrt": math.sqrt, "log2": math.log2, "ceil": math.ceil}
 
 
-def units(unit: str) -> dict[str, float]:
-    """How an answer's unit may be written, and its size in `unit`; no unit means `unit`."""
+def units(unit: str, others: Sequence[str] = ()) -> dict[str, float]:
+    """How an answer's unit may be written, and its size in `unit`; no unit means `unit`.
+
+    `others` are other ways to write a unit that is not a number of bytes.
+    """
     if unit in _BYTES:
         sizes = {name: size / _BYTES[unit] for name, size in _BYTES.items()}
     else:
-        sizes = dict.fromkeys([unit, *_ALIASES[unit]], 1.0)
+        sizes = dict.fromkeys([unit, *others], 1.0)
     return {"": 1.0} | {name.lower(): size for name, size in sizes.items()} | sizes
 
 
@@ -193,7 +196,7 @@ class Worded(Question, kw_only=True):
 
 class Several(Worded, tag="several", kw_only=True):
     options: list[Option]
-    hint = "Choose all that hold; there may be one or more."
+    hint = "Choose every right option. There may be one or several."
 
     @property
     def right(self) -> list[int]:
@@ -228,7 +231,7 @@ class Output(One, tag="output", kw_only=True):
 
 class Order(Worded, tag="order", kw_only=True):
     options: list[Line] = msgspec.field(name="steps")  # as they go
-    hint = "Put these in order."
+    hint = "Put these in the right order."
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -249,7 +252,9 @@ class Number(Question, tag="number", kw_only=True):
     unit: str
     slips: list[Slip]
     tolerance: int | float = 0.02
-    number: str = ""  # a pattern: the answer, in the quoted lines
+    number: str = ""  # a pattern that finds the answer in the quoted lines
+    expression: str = ""  # arithmetic that gives the answer: `2 * (8 - 1) / 8 * 12`
+    other_units: tuple[str, ...] = ()  # other ways to write the unit
 
     @property
     def hint(self) -> str:
@@ -260,10 +265,23 @@ class Number(Question, tag="number", kw_only=True):
         """Whether a number in the question's own unit is right, as the script judges it."""
         return abs(value - self.answer) <= self.tolerance * abs(self.answer) + 1e-9
 
+    def computed(self) -> float:
+        """The value of `expression`; raise Fault where it is not arithmetic."""
+        try:
+            return float(eval(self.expression, dict(_ARITHMETIC)))
+        except Exception as error:
+            raise Fault(f"`expression` is not arithmetic: {error}") from None
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.unit not in _BYTES and self.unit not in _ALIASES:
-            raise Fault(f"the unit {self.unit!r} is not known")
+        if self.unit in _BYTES and self.other_units:
+            raise Fault(
+                f"`other_units` is for units that are not bytes, and not for {self.unit}"
+            )
+        if self.expression:
+            value = self.computed()
+            if not self.accepts(value):
+                raise Fault(f"the answer is {self.answer}, `expression` gives {value:g}")
         for slip in self.slips:
             if self.accepts(slip.value):
                 raise Fault(f"the slip {slip.value} counts as right")
@@ -280,7 +298,7 @@ class Number(Question, tag="number", kw_only=True):
 
     @property
     def units(self) -> str:
-        return json.dumps(units(self.unit))
+        return json.dumps(units(self.unit, self.other_units))
 
     def shown(self, value: float) -> str:
         """`1,024 B`, `295.2 FLOPs per byte`."""
@@ -316,7 +334,7 @@ def load(root: Path = ROOT) -> list[Lesson]:
 
 
 def show(words: list[str], root: Path) -> str:
-    """The Markdown of the questions, or of the table of lessons."""
-    if words not in (["questions"], ["lessons"]):
+    """The Markdown of the size of the quiz, of its questions, or of the table of lessons."""
+    if words not in (["size"], ["questions"], ["lessons"]):
         raise Fault("is nothing that the quiz shows")
     return template.render(f"quiz/{words[0]}", lessons=load(root))

@@ -3,7 +3,7 @@
 The pages are written out as a folder of plain Markdown, with all that they embed and show, and
 Zensical makes HTML of them by the same Python-Markdown, with the book's extension of it. What
 the hooks do to HTML is then done to a whole site. What this one lacks of the site that MkDocs
-has built must be what the table in CONTRIBUTING.md says, no more and no less.
+has built must be exactly what `zensical.toml` lists.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
@@ -32,6 +33,7 @@ from book.core.page import parse
 from book.site import labs, plain, theme, written
 
 FOLDER = ROOT / ".cache/zensical"
+LIST = ROOT / "book/site/zensical.toml"
 CONTENT = re.compile(r'<h1.*?(?=<footer class="page-end"|</article>)', re.DOTALL)
 VOID = {"area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "wbr"}
 OF_BUILDER = re.compile(  # of one builder alone, by its nature
@@ -228,10 +230,8 @@ def imports(root: Path) -> Part:
 
 
 def known(text: str) -> dict[tuple[str, str], str]:
-    """The rows of the table of what is missing: kind, where and what, and the reason."""
-    _, _, section = text.partition("## The site after MkDocs\n")
-    rows = re.findall(r"^\| (\w+) \| `(.+?)` \| (.+) \|$", section, re.MULTILINE)
-    return {(kind, what): why for kind, what, why in rows}
+    """The listed differences: the reason of each, by its kind and by where and what it is."""
+    return {(row["kind"], row["what"]): row["why"] for row in tomllib.loads(text)["difference"]}
 
 
 def judged(gaps: list[Part], rows: dict[tuple[str, str], str]) -> list[str]:
@@ -249,12 +249,12 @@ def judged(gaps: list[Part], rows: dict[tuple[str, str], str]) -> list[str]:
 
 def main(other: str) -> None:
     gaps = [*missing(build(), Path(other)), imports(ROOT)]
-    rows = known((ROOT / "CONTRIBUTING.md").read_text("utf-8"))
+    rows = known(LIST.read_text("utf-8"))
     for (kind, what), why in rows.items():
         print(f"{kind} {what}: {why}")
     wrong = judged(gaps, rows)
     if wrong:
-        sys.exit("\n".join([*wrong[:50], f"CONTRIBUTING.md lacks {len(wrong)} differences"]))
+        sys.exit("\n".join([*wrong[:50], f"{len(wrong)} differences do not match {LIST.name}"]))
 
 
 if __name__ == "__main__":

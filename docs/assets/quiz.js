@@ -28,11 +28,11 @@
     const tidy = text.trim().replace(/[−–]/g, "-").replace(/^[≈~]\s*/, "")
       .replace(/(\d)[\s_](?=\d{3}(?!\d))/g, "$1")
     const match = /^([-+]?(?:\d[\d.,]*|\.\d+)(?:e[-+]?\d+)?)(?:\s*\/\s*(\d+))?\s*(.*)$/i.exec(tidy)
-    if (!match) return { fault: "That is no number." }
+    if (!match) return { fault: "This is not a number." }
     const thousands = /^[-+]?\d{1,3}(,\d{3})+(?![\d,])/.test(match[1])
     const digits = thousands ? match[1].replaceAll(",", "") : match[1].replace(",", ".")
     const value = Number(digits) / Number(match[2] ?? 1)
-    if (!Number.isFinite(value)) return { fault: "That is no number." }
+    if (!Number.isFinite(value)) return { fault: "This is not a number." }
     const unit = plain(match[3]).replace(/\.$/, "")
     if (!Object.hasOwn(units, unit)) return { fault: `The unit ${quoted(unit)} is not known here.` }
     return { value: value * units[unit] }
@@ -110,7 +110,7 @@
         if (near(answer, Number(target), Number(tolerance))) return ""
         const slips = [...box.querySelectorAll(".quiz-why > li")]
         const slip = slips.find(item => near(answer, Number(item.dataset.value), 0.02))
-        if (!slip) return "The answer below says how it comes about."
+        if (!slip) return "The answer below explains the right number."
         const words = said(slip)
         yours(slip)
         return words
@@ -172,8 +172,8 @@
         })
         const first = answer.findIndex((step, place) => step !== place)
         if (first < 0) return ""
-        return `${inPlace(answer)} of ${answer.length} stand in their place. The first that does ` +
-          `not is number ${first + 1}: ${names.get(steps[answer[first]])}.`
+        return `${inPlace(answer)} of ${answer.length} are in the right place. The first that is ` +
+          `not in its place is number ${first + 1}: ${names.get(steps[answer[first]])}.`
       },
     }
   }
