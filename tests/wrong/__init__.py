@@ -10,7 +10,8 @@ that a learner who makes it must get:
 
 `old` is a piece of the finished program and occurs in it once; `new` stands there instead. A
 mistake in several places has `edits=[(old, new), …]`. Without a hint it is no mistake but
-another right answer, and must pass. Text of several lines in triple quotes
+another right answer, and must pass. Of several mistakes in one step that get the same hint,
+`make test` grades the first one. With `--every-answer` it grades all of them. Text of several lines in triple quotes
 is written without its indentation: lines after the first stand in the program as far to the
 right as the line in which `old` begins. Where an answer is new code, `old=Body("HookDDP.start")`
 is all that this function does, without its docstring.
@@ -115,6 +116,7 @@ class Answer:
     step: int
     hint: str
     edits: tuple[tuple[str, str], ...]
+    first: bool = True  # of its step to get this hint; or no mistake
 
     def __str__(self) -> str:
         return f"{self.reference.stem}-step{self.step}-{self.name}"
@@ -160,4 +162,6 @@ class Table(dict[str, Answer]):
         """Add an entry, with either `old` and `new` or `edits`."""
         assert name not in self, f"{self.reference.name} has two wrong answers {name}"
         edits = tuple(edits) if old is None else ((old, new),)
-        self[name] = Answer(self.reference, name, step, hint, edits)
+        known = {(answer.step, answer.hint) for answer in self.values() if answer.hint}
+        first = (step, hint) not in known
+        self[name] = Answer(self.reference, name, step, hint, edits, first)
