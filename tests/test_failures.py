@@ -102,7 +102,8 @@ def test_a_checkpoint_is_on_the_disk_before_its_name(tmp_path: Path) -> None:
 
 @linux
 @pytest.mark.parametrize(
-    ("program", "sign"), [("node_cut_off", "*/beat.1"), ("kill_and_resume", "*/undisturbed/life.0")]
+    ("program", "sign"),
+    [("node_cut_off", "*/beat.1"), ("kill_and_resume", "*/undisturbed/life.0")],
 )
 def test_an_interrupted_program_leaves_nothing(program: str, sign: str, tmp_path: Path) -> None:
     tag = uuid.uuid4().hex

@@ -32,7 +32,8 @@ def repeated(tried: list[str]) -> set[int]:
 def main(fix: bool) -> None:
     life = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     done = int(CHECKPOINT.read_text()) if CHECKPOINT.exists() else 0
-    tried = TRYING.read_text().split() if TRYING.exists() else []  # the step in which each life ended
+    # the step in which each life ended
+    tried = TRYING.read_text().split() if TRYING.exists() else []
     left_out = repeated(tried) if fix else set()
     steps = range(done + 1, STEPS + 1)
     print(f"life {life}: starts at step {steps.start}", end="", flush=True)

@@ -1,13 +1,13 @@
-"""Three ranks call different collectives, and no error is raised; a ledger finds the first call.
+"""Three ranks call different collectives without an error; a ledger finds the first of them.
 
 Rank 1 calls two collectives in a different order, or passes a different dtype, or a different
 shape with the same number of elements, or logs a metric that the other ranks do not have. gloo
-adds the tensors of such calls without an error. DETAIL detects only a different dtype or shape. In the
-other cases the operations, shapes and dtypes are equal. The ledger hashes every call, with the
-function that made it and a name. From time to time, the ranks compare their hashes. With three
-ranks, the majority shows which rank is different. The last case shows what the ledger cannot
-detect: calls of one loop that have no name. which_tool.py shows which calls hang or end the
-process instead.
+adds the tensors of such calls without an error. TORCH_DISTRIBUTED_DEBUG=DETAIL detects only a
+different dtype or shape. In the other cases the operations, shapes and dtypes are equal. The
+ledger hashes every call, with the function that made it and a name. From time to time, the
+ranks compare their hashes. With three ranks, the majority shows which rank is different. The
+last case shows what the ledger cannot detect: calls of one loop that have no name.
+which_tool.py shows which calls hang or end the process instead.
 
 The ranks are forked, so torch is imported once. Linux and macOS only.
 """
@@ -164,7 +164,7 @@ def run(rank: int, tool: str) -> dict[str, tuple[float | str, str | None]]:
         results[name] = (value, None if tool == "DETAIL" else ledger.disagreement())
     if tool == "bare":
         short = Ledger()
-        short.calls = collections.deque(maxlen=1)  # only the newest call, in which the ranks agree
+        short.calls = collections.deque(maxlen=1)  # the newest call, which is equal
         order(short, fixed=False)
         assert short.disagreement() == "an older call than the ledger stores"
     return results
@@ -191,7 +191,7 @@ def fork_rank_with(rank: int, tool: str, folder: Path) -> int:
 
 
 def wait_for(ranks: list[int]) -> list[int]:
-    """Exit statuses, below 0 for a signal. If this process is interrupted, the ranks end too."""
+    """Exit statuses, below 0 for a signal. After an interrupt, the ranks end too."""
     statuses: list[int] = []
     try:
         for pid in ranks:
@@ -213,7 +213,7 @@ def main() -> None:
     if not hasattr(os, "fork"):
         sys.exit("disagree.py forks its ranks: it needs Linux or macOS")
     torch.set_num_threads(1)
-    assert majority(("odd", "usual", "usual")) == "usual"  # also if rank 0 is the one that differs
+    assert majority(("odd", "usual", "usual")) == "usual"  # also if rank 0 is different
     tools = ("bare", "DETAIL", "fixed")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

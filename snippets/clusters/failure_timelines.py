@@ -5,6 +5,7 @@ and 2 are healthy, and in every case they are the ranks on which something is to
 Python writes the SVG.
 """
 
+from itertools import pairwise
 from typing import NamedTuple
 
 RANKS, FAULTY, STEPS, FAULT_STEP = 3, 1, 3, 1
@@ -125,7 +126,7 @@ def main() -> None:
         print(f"{fault + ':':8} wait {waits} ms, compute with a NaN {spoiled} ms")
         for row in rows:  # nothing is left out, and nothing happens twice
             assert row[0].start == 0
-            assert all(a.end == b.start for a, b in zip(row, row[1:], strict=False))
+            assert all(a.end == b.start for a, b in pairwise(row))
         assert waits[FAULTY] == min(waits)  # the faulty rank never waits longest
     assert max(total(row, "wait") for row in cases["killed"][0]) == 0
     assert [total(row, "wait") for row in cases["cut off"][0]] == [TIMEOUT, 0, TIMEOUT]

@@ -112,7 +112,8 @@ def train(rank: int, folder: Path, careful: bool) -> list[str]:
             closed = re.search(
                 "Connection closed by peer|reset by peer|Broken pipe", str(error)
             )
-            return [*reports, f"step {step}: " + ("Connection closed by peer" if closed else "?")]
+            message = "Connection closed by peer" if closed else "?"
+            return [*reports, f"step {step}: {message}"]
         weights -= 0.1 * gradient
         if step % EVERY == 0:
             losses = torch.cat([losses, torch.ones(5_000)])  # a checkpoint that grows
@@ -156,7 +157,7 @@ def train_and_report(rank: int, files: Path, folder: Path, careful: bool) -> Non
 
 
 def fork_rank_without_stderr(rank: int, folder: Path, work: Callable, *rest) -> int:
-    """Start a process that is this rank and runs `work(rank, folder, *rest)`. Return its pid."""
+    """Start a process that runs `work(rank, folder, *rest)` as this rank. Return its pid."""
     if pid := os.fork():
         return pid
     try:
@@ -174,7 +175,7 @@ def fork_rank_without_stderr(rank: int, folder: Path, work: Callable, *rest) -> 
 
 
 def wait_for(ranks: list[int]) -> list[int]:
-    """Exit statuses, below 0 for a signal. If this process is interrupted, the ranks end too."""
+    """Exit statuses, below 0 for a signal. After an interrupt, the ranks end too."""
     statuses: list[int] = []
     try:
         for pid in ranks:
@@ -227,7 +228,8 @@ def main() -> None:
                 for rank in range(RANKS)
             ]
             assert wait_for(ranks) == [0, 0]
-            reports = [(files / f"reports.{rank}").read_text().splitlines() for rank in range(RANKS)]
+            texts = [(files / f"reports.{rank}").read_text() for rank in range(RANKS)]
+            reports = [text.splitlines() for text in texts]
             for line in reports[0]:
                 print(f"  rank 0, {line}")
             if careful:

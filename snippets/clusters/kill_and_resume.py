@@ -1,4 +1,4 @@
-"""Kills a rank at a random moment; the resumed run ends with the same bits as an undisturbed run.
+"""Kills a rank at a random moment, and compares the resumed run with an undisturbed run.
 
 Under torchrun, this is a training program that saves every K steps and resumes from the newest
 checkpoint after a restart. Started with plain python, it is the operator. The operator starts
@@ -43,7 +43,7 @@ def join() -> int:
 
 # --8<-- [start:save]
 def save(path: Path, step: int, weights: list[torch.Tensor], losses: list[float]) -> None:
-    """Save everything that step + 1 depends on. The file is replaced as a whole or not at all."""
+    """Save everything on which step + 1 depends. Replace the file as a whole or not at all."""
     random_states = [torch.empty_like(torch.get_rng_state()) for _ in range(RANKS)]
     dist.all_gather(random_states, torch.get_rng_state())  # each rank draws its own dropout
     if dist.get_rank() == 0:
@@ -76,7 +76,7 @@ def train(folder: Path, life: int) -> None:
         log.write(f"{done}\n")
 
     for step in range(done + 1, STEPS + 1):
-        data = torch.Generator().manual_seed(step * RANKS + rank)  # the step determines the rows
+        data = torch.Generator().manual_seed(step * RANKS + rank)  # the step sets the rows
         x = torch.randn(ROWS, WIDTH, generator=data)
         layers = [w.requires_grad_() for w in weights[:2]]
         hidden = torch.nn.functional.dropout(torch.tanh(x @ layers[0]), 0.2)
@@ -119,7 +119,7 @@ def ranks_of(torchrun: int) -> dict[int, int]:
             if int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1]) == torchrun:
                 pairs = (entry / "environ").read_bytes().split(b"\0")
                 variables = dict(pair.split(b"=", 1) for pair in pairs if b"=" in pair)
-                found[int(variables[b"RANK"])] = int(entry.name)  # KeyError: it is not a rank yet
+                found[int(variables[b"RANK"])] = int(entry.name)  # KeyError: not yet a rank
     return found
 
 
@@ -169,7 +169,8 @@ def operate(times: int, seed: int) -> None:
             reached = last_line(folder / "life.0")
             first = int((folder / "life.1").read_text().split()[0])
             twice = f"≈{reached - first} steps computed twice, at most {EVERY}"
-            print(f"killed after step ≈{reached}: resumed from step ≈{first}, {twice}", flush=True)
+            resumed = f"resumed from step ≈{first}"
+            print(f"killed after step ≈{reached}: {resumed}, {twice}", flush=True)
             assert 0 <= reached - first <= EVERY and first % EVERY == 0
             assert not (folder / "life.2").exists()  # one kill, one restart
             result = torch.load(folder / "result.pt")

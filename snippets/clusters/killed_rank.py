@@ -1,4 +1,4 @@
-"""Finds the rank that was killed, although every other rank reports an error and this one does not.
+"""Finds the rank that was killed, although only the other ranks report an error.
 
 Four ranks sum a tensor in each step. Rank 2 ends by SIGKILL, as if the out-of-memory killer had
 chosen it. The system closes its sockets, and a rank that waits for rank 2 gets an error. That
@@ -48,7 +48,7 @@ def train(rank: int, folder: Path) -> None:
 
 
 def fork_rank_without_stderr(rank: int, folder: Path, work: Callable, *rest) -> int:
-    """Start a process that is this rank and runs `work(rank, folder, *rest)`. Return its pid."""
+    """Start a process that runs `work(rank, folder, *rest)` as this rank. Return its pid."""
     if pid := os.fork():
         return pid
     try:
@@ -66,7 +66,7 @@ def fork_rank_without_stderr(rank: int, folder: Path, work: Callable, *rest) -> 
 
 
 def wait_for(ranks: list[int]) -> list[int]:
-    """Exit statuses, below 0 for a signal. If this process is interrupted, the ranks end too."""
+    """Exit statuses, below 0 for a signal. After an interrupt, the ranks end too."""
     statuses: list[int] = []
     try:
         for pid in ranks:
@@ -94,19 +94,21 @@ def main() -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        statuses = wait_for([fork_rank_without_stderr(rank, folder, train) for rank in range(RANKS)])
+        statuses = wait_for(
+            [fork_rank_without_stderr(rank, folder, train) for rank in range(RANKS)]
+        )
         reports = [outcome(folder / f"error.{rank}") for rank in range(RANKS)]
         beats = [int((folder / f"heartbeat.{rank}").read_text()) for rank in range(RANKS)]
 
     for rank in range(RANKS):
         print(f"rank {rank}: exit status {statuses[rank]:2}, {reports[rank]}")
     signalled = [rank for rank, status in enumerate(statuses) if status < 0]
-    without_error = [rank for rank, report in enumerate(reports) if report == "no error"]
-    print(f"ended by a signal: rank {signalled}; printed no error: rank {without_error}")
+    silent = [rank for rank, report in enumerate(reports) if report == "no error"]
+    print(f"ended by a signal: rank {signalled}; printed no error: rank {silent}")
     print(f"steps completed: {beats}")
-    assert signalled == without_error == [VICTIM] and statuses[VICTIM] == -signal.SIGKILL
+    assert signalled == silent == [VICTIM] and statuses[VICTIM] == -signal.SIGKILL
     assert all("connection" in report for r, report in enumerate(reports) if r != VICTIM)
-    assert beats == [AT - 1] * RANKS  # the same for all, so the count does not help
+    assert beats == [AT - 1] * RANKS  # so the count does not help
 
 
 if __name__ == "__main__":

@@ -131,7 +131,7 @@ def every_way(rank: int) -> dict[str, tuple]:
 
 
 def fork_rank(rank: int, folder: Path, work: Callable) -> int:
-    """Start a process that is this rank and writes what `work(rank)` returns. Return its pid."""
+    """Start a process that writes the result of `work(rank)` to a file. Return its pid."""
     if pid := os.fork():
         return pid
     try:
@@ -149,7 +149,7 @@ def fork_rank(rank: int, folder: Path, work: Callable) -> int:
 
 
 def wait_for(ranks: list[int]) -> list[int]:
-    """Exit statuses, below 0 for a signal. If this process is interrupted, the ranks end too."""
+    """Exit statuses, below 0 for a signal. After an interrupt, the ranks end too."""
     statuses: list[int] = []
     try:
         for pid in ranks:

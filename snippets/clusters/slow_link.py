@@ -121,7 +121,7 @@ def run(rank: int) -> tuple:
 
 
 def fork_rank(rank: int, folder: Path, work: Callable) -> int:
-    """Start a process that is this rank and writes what `work(rank)` returns. Return its pid."""
+    """Start a process that writes the result of `work(rank)` to a file. Return its pid."""
     if pid := os.fork():
         return pid
     try:
@@ -139,7 +139,7 @@ def fork_rank(rank: int, folder: Path, work: Callable) -> int:
 
 
 def wait_for(ranks: list[int]) -> list[int]:
-    """Exit statuses, below 0 for a signal. If this process is interrupted, the ranks end too."""
+    """Exit statuses, below 0 for a signal. After an interrupt, the ranks end too."""
     statuses: list[int] = []
     try:
         for pid in ranks:
@@ -204,7 +204,8 @@ def main() -> None:
         cells = ["-" if other == rank else f"≈{trip:.2f}" for other, trip in enumerate(row)]
         print(f"  rank {rank} " + "".join(f"{cell:<10}" for cell in cells).rstrip())
     worst = divmod(int(trips.argmax()), RANKS)
-    healthy_trips = [trips[a, b] for a, b in itertools.combinations(range(RANKS), 2) if {a, b} != LINK]
+    pairs = itertools.combinations(range(RANKS), 2)
+    healthy_trips = [trips[a, b] for a, b in pairs if {a, b} != LINK]
     assert set(worst) == LINK and trips[worst] > max(4 * max(healthy_trips), 1.9 * DELAY)
     print(f"the slowest link joins ranks {sorted(worst)}")
     assert LINK not in [set(link) for link in links(detour)]

@@ -1,13 +1,14 @@
 """Finds a rank that is only 1.25 times as slow as the others, and gives it fewer rows.
 
 Three ranks share a batch of 480 rows. Then rank 1 needs 1.25 times as long for each row, like a
-GPU at 80% of its clock. A step takes equally long on all ranks, so each rank measures its own
-time, up to the moment at which it reaches the collective. Look for the rows in which the slow
-rank is not found: a threshold that is too high, and ranks that meet several times in a step.
+GPU at 80% of its clock. A step takes equally long on all ranks. So each rank measures its own
+time, which is its time outside all collectives. Look at the two results in which the slow rank
+is not found: with a threshold that is too high, and with ranks that meet several times in a
+step.
 
-The gradients and the collectives are real. The time is not: a virtual clock adds up the times of
-the kernels, each with a random deviation of 5%, so a busy machine cannot change the result. In
-your own training, use `time.perf_counter()` or CUDA events, as the page explains.
+The gradients and the collectives are real. The time is not: a virtual clock adds up the times
+of the kernels, each with a random deviation of 5%. So a busy machine cannot change the result.
+In your own training, use `time.perf_counter()` or CUDA events, as the page explains.
 
 The ranks are forked, so torch is imported once. Linux and macOS only.
 """
@@ -56,11 +57,12 @@ class Clock:
 
 # --8<-- [start:step]
 def step(clock: Clock, rank: int, share: list[int], factor: float, meetings: int) -> dict:
-    """One step on this rank's rows: the mean gradient, and the times that this rank measures."""
+    """One step on this rank's rows: the mean gradient, and the measured times."""
     start, waited, gradient = clock.now, 0.0, torch.zeros(4)
     first = sum(share[:rank])
-    rows = slice(first, first + share[rank])
-    for x, y in zip(X[rows].tensor_split(meetings), Y[rows].tensor_split(meetings), strict=True):
+    mine = slice(first, first + share[rank])
+    parts = [rows[mine].tensor_split(meetings) for rows in (X, Y)]
+    for x, y in zip(*parts, strict=True):
         weights = torch.zeros(4, requires_grad=True)
         ((x @ weights - y) ** 2).sum().backward()  # a sum, so that each row counts once
         clock.compute(len(x) * PER_ROW * factor)
@@ -138,7 +140,7 @@ def run(rank: int) -> list[dict]:
 
 
 def fork_rank(rank: int, folder: Path, work: Callable) -> int:
-    """Start a process that is this rank and writes what `work(rank)` returns. Return its pid."""
+    """Start a process that writes the result of `work(rank)` to a file. Return its pid."""
     if pid := os.fork():
         return pid
     try:
@@ -156,7 +158,7 @@ def fork_rank(rank: int, folder: Path, work: Callable) -> int:
 
 
 def wait_for(ranks: list[int]) -> list[int]:
-    """Exit statuses, below 0 for a signal. If this process is interrupted, the ranks end too."""
+    """Exit statuses, below 0 for a signal. After an interrupt, the ranks end too."""
     statuses: list[int] = []
     try:
         for pid in ranks:

@@ -76,7 +76,7 @@ def resume_and_report(rank: int, folder: Path, how: str) -> None:
 
 
 def fork_rank_without_stderr(rank: int, folder: Path, work: Callable, *rest) -> int:
-    """Start a process that is this rank and runs `work(rank, folder, *rest)`. Return its pid."""
+    """Start a process that runs `work(rank, folder, *rest)` as this rank. Return its pid."""
     if pid := os.fork():
         return pid
     try:
@@ -94,7 +94,7 @@ def fork_rank_without_stderr(rank: int, folder: Path, work: Callable, *rest) -> 
 
 
 def wait_for(ranks: list[int]) -> list[int]:
-    """Exit statuses, below 0 for a signal. If this process is interrupted, the ranks end too."""
+    """Exit statuses, below 0 for a signal. After an interrupt, the ranks end too."""
     statuses: list[int] = []
     try:
         for pid in ranks:
@@ -128,7 +128,7 @@ def main() -> None:
             ends = [pickle.loads((reports / f"{rank}").read_bytes()) for rank in range(RANKS)]
             print(how)
             right = undisturbed(STEPS)
-            assert not torch.equal(advance(right, 1, 0), advance(right, 1, 1))  # each rank has its own rows
+            assert not torch.equal(advance(right, 1, 0), advance(right, 1, 1))  # different rows
             for rank, (first, end, weights) in enumerate(ends):
                 error = (weights - right).abs().max().item()
                 result = "correct weights" if error < 1e-5 else f"weights wrong by ≈{error:.3f}"
