@@ -1,4 +1,4 @@
-"""Slows down one link: all ranks wait equally long, and only a test of each pair finds the link.
+"""Slows down one link: all ranks wait equally long, and a test of each pair finds the link.
 
 Four ranks sum a tensor in a ring. Then each message on the link between ranks 1 and 2 takes
 40 ms longer, and the link can carry only one message at a time. Each rank's own time stays the
@@ -217,9 +217,7 @@ def main() -> None:
             print(f"  rank {rank}: own {own:.0f} ms, in all_reduce {waited:.0f} ms")
     assert straggler[:, 1].argmin() == 1 and straggler[:, 0].argmax() == 1
     added = 2 * (RANKS - 1) * DELAY
-    print(
-        f"predicted: {2 * (RANKS - 1)} delays, one after the other, so {added * 1e3:.0f} ms more"
-    )
+    print(f"predicted: {2 * (RANKS - 1)} delays in a row, so {added * 1e3:.0f} ms more")
     torch.testing.assert_close(slow[:, 0], healthy[:, 0])  # no rank is a straggler
     torch.testing.assert_close(slow[:, 1], healthy[:, 1] + added)  # all wait equally long
     torch.testing.assert_close(fixed, healthy)  # the other ring does not use the link
