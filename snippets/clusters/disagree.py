@@ -29,7 +29,6 @@ import torch.distributed as dist
 RANKS, ODD = 3, 1
 
 
-# --8<-- [start:ledger]
 def majority(calls: tuple) -> tuple:
     return max(calls, key=calls.count)
 
@@ -69,9 +68,6 @@ class Ledger:
                 number, *what = calls[odd[0]]
                 return f"rank {odd}, call {number}: {what}, the other ranks {list(usual[1:])}"
         return "an older call than the ledger stores"
-
-
-# --8<-- [end:ledger]
 
 
 def reduce_loss(ledger: Ledger, loss: torch.Tensor) -> None:

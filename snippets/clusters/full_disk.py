@@ -36,7 +36,6 @@ RANKS, STEPS, EVERY, FULL, SPACE_AGAIN = 2, 8, 2, 4, 7
 SMALL = "--on" in sys.argv
 
 
-# --8<-- [start:save]
 def save_naively(state: dict, path: Path) -> None:
     torch.save(state, path)  # opens the file for writing: now the old checkpoint is lost
 
@@ -76,9 +75,6 @@ def cause(error: Exception) -> str:
     while link is not None and not isinstance(link, OSError):
         link = link.__context__
     return errno.errorcode[link.errno] if link and link.errno else type(error).__name__
-
-
-# --8<-- [end:save]
 
 
 def fill(full: bool, folder: Path) -> None:

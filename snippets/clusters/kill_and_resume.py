@@ -110,7 +110,6 @@ def train(folder: Path, life: int) -> None:
 # --8<-- [end:train]
 
 
-# --8<-- [start:accident]
 def ranks_of(torchrun: int) -> dict[int, int]:
     """Pids of the ranks that torchrun has started, by rank (from /proc, so only on Linux)."""
     found = {}
@@ -147,9 +146,6 @@ def run(folder: Path, generator: random.Random | None) -> int:
         torchrun.terminate()  # if it still runs, it ends its ranks
         torchrun.wait()
         errors.close()
-
-
-# --8<-- [end:accident]
 
 
 def last_line(log: Path) -> int:

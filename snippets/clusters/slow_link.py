@@ -68,7 +68,6 @@ def ring_all_reduce(tensor: torch.Tensor, ring: list[int]) -> None:
         chunk.copy_(incoming) if late else chunk.add_(incoming)
 
 
-# --8<-- [start:ping]
 def ping_all_pairs() -> torch.Tensor:
     """Round trip of every pair in seconds, [ranks, ranks], in n-1 rounds of n/2 pairs.
 
@@ -104,9 +103,6 @@ def best_ring(trips: torch.Tensor) -> list[int]:
     """The ring whose slowest link is faster than the slowest link of any other ring."""
     rings = ([0, *rest] for rest in itertools.permutations(range(1, len(trips))))
     return min(rings, key=lambda ring: max(trips[a, b] for a, b in links(ring)))
-
-
-# --8<-- [end:ping]
 
 
 def links(ring: list[int]) -> list[tuple[int, int]]:

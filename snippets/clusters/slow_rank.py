@@ -82,7 +82,6 @@ def step(clock: Clock, rank: int, share: list[int], factor: float, meetings: int
 # --8<-- [end:step]
 
 
-# --8<-- [start:find]
 def gather_medians(times: list[float]) -> torch.Tensor:
     """Every rank's median over many steps, [ranks]: 4 bytes from each rank."""
     medians = [torch.empty(1) for _ in range(RANKS)]
@@ -103,9 +102,6 @@ def deal(own: torch.Tensor, share: list[int]) -> list[int]:
     for rank in (exact - dealt).argsort(descending=True)[: ROWS - int(dealt.sum())]:
         dealt[rank] += 1  # the remaining rows, to the ranks that lost most in rounding
     return dealt.tolist()
-
-
-# --8<-- [end:find]
 
 
 def phase(rank: int, share: list[int], factor: float, meetings: int = 1) -> dict:
