@@ -20,16 +20,16 @@ INK, MUTED, BLUE, ORANGE, RED = "#1f2937", "#52525b", "#0b6e99", "#c2410c", "#b9
 COLOURS = {"compute": BLUE, "all-reduce": ORANGE, "wait": MUTED, "NaN": RED}
 
 
-class Span(NamedTuple):
+class Phase(NamedTuple):
     what: str  # "compute", "wait", "all-reduce" or "NaN"
     start: int
     end: int
 
 
 # --8<-- [start:simulate]
-def simulate(fault: str) -> tuple[list[list[Span]], list[str]]:
+def simulate(fault: str) -> tuple[list[list[Phase]], list[str]]:
     """What each rank does, and the event at the end of its row."""
-    rows: list[list[Span]] = [[] for _ in range(RANKS)]
+    rows: list[list[Phase]] = [[] for _ in range(RANKS)]
     ends, now = [""] * RANKS, 0
     for step in range(STEPS):
         arrivals = []
@@ -37,23 +37,23 @@ def simulate(fault: str) -> tuple[list[list[Span]], list[str]]:
             faulty = rank == FAULTY and step == FAULT_STEP
             duration = SLOW_COMPUTE if fault == "slow" and rank == FAULTY else COMPUTE
             if faulty and fault in ("killed", "cut off"):
-                row.append(Span("compute", now, now + duration // 2))
+                row.append(Phase("compute", now, now + duration // 2))
                 ends[rank] = fault
                 continue
             spoiled = fault == "NaN" and (faulty or step > FAULT_STEP)
-            row.append(Span("NaN" if spoiled else "compute", now, now + duration))
+            row.append(Phase("NaN" if spoiled else "compute", now, now + duration))
             arrivals.append(row[-1].end)
         if len(arrivals) < RANKS:  # a closed connection ends the wait, silence does not
             patience = 0 if fault == "killed" else TIMEOUT
             for rank, row in enumerate(rows):
                 if rank != FAULTY:
-                    row.append(Span("wait", row[-1].end, row[-1].end + patience))
+                    row.append(Phase("wait", row[-1].end, row[-1].end + patience))
                     ends[rank] = CASES[fault]
             return rows, ends
         now = max(arrivals)
         for row in rows:
-            row.append(Span("wait", row[-1].end, now))
-            row.append(Span("all-reduce", now, now + REDUCE))
+            row.append(Phase("wait", row[-1].end, now))
+            row.append(Phase("all-reduce", now, now + REDUCE))
         now += REDUCE
     return rows, ends
 
@@ -61,7 +61,7 @@ def simulate(fault: str) -> tuple[list[list[Span]], list[str]]:
 # --8<-- [end:simulate]
 
 
-def total(row: list[Span], what: str) -> int:
+def total(row: list[Phase], what: str) -> int:
     return sum(span.end - span.start for span in row if span.what == what)
 
 
@@ -71,7 +71,7 @@ def draw_text(
     return f'<text x="{x}" y="{y}" fill="{colour}" font-size="{size}" {extra}>{words}</text>'
 
 
-def draw_span(span: Span, x: float, y: float, scale: float) -> str:
+def draw_span(span: Phase, x: float, y: float, scale: float) -> str:
     """A box; a wait is dashed and has no filling, a NaN is labelled."""
     left, width = x + span.start * scale, (span.end - span.start) * scale
     colour = COLOURS[span.what]
@@ -85,7 +85,7 @@ def draw_span(span: Span, x: float, y: float, scale: float) -> str:
     )
 
 
-def draw(cases: dict[str, tuple[list[list[Span]], list[str]]]) -> str:
+def draw(cases: dict[str, tuple[list[list[Phase]], list[str]]]) -> str:
     """One panel for each fault; in a panel one row for each rank."""
     scale, left = 0.34, 62
     parts = [
@@ -110,7 +110,7 @@ def draw(cases: dict[str, tuple[list[list[Span]], list[str]]]) -> str:
             parts.append(draw_text(round(end, 1), y + 15, ends[rank], colour, 13))
     legend = 62
     for what in ("compute", "all-reduce", "wait"):
-        parts.append(draw_span(Span(what, 0, 80), legend, 494, scale))
+        parts.append(draw_span(Phase(what, 0, 80), legend, 494, scale))
         parts.append(draw_text(legend + 36, 509, what, INK, 13))
         legend += 140
     return "\n".join([*parts, "</svg>", ""])
