@@ -54,7 +54,7 @@ def test_the_old_checkpoint_outlives_a_full_file_system(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("not saved, ENOSPC") == 2
-    assert done.stdout.endswith("a resume finds: step 8\n")
+    assert "careful" in done.stdout and "a resume finds: step 8\n" in done.stdout
     assert list(tmp_path.iterdir()) == []
 
 
@@ -64,7 +64,7 @@ from pathlib import Path
 import torch.distributed as dist
 import full_disk
 
-dist.get_rank, dist.broadcast_object_list = lambda: 0, lambda told, src: None
+dist.get_rank, dist.broadcast_object_list = lambda: 0, lambda report, src: None
 fsync, replace = os.fsync, os.replace
 done = []
 
@@ -83,7 +83,7 @@ for name, refuse in ("one", ""), ("two", "fsync checkpoint.tmp"):
     folder = Path(sys.argv[1], name)
     folder.mkdir()
     error = full_disk.save_carefully({"step": 1}, folder / "checkpoint.pt")
-    print(done, error and error.errno, sorted(path.name for path in folder.iterdir()))
+    print(done, error, sorted(path.name for path in folder.iterdir()))
     done.clear()
 """
 
@@ -96,13 +96,14 @@ def test_a_checkpoint_is_on_the_disk_before_its_name(tmp_path: Path) -> None:
     out, err = start(["python", "order.py", str(tmp_path)], tmp_path, env).communicate(HANG)
     assert out.splitlines() == [
         "['fsync checkpoint.tmp', 'replace', 'fsync one'] None ['checkpoint.pt']",
-        "['fsync checkpoint.tmp'] 28 []",
+        "['fsync checkpoint.tmp'] ENOSPC []",
     ], err
 
 
 @linux
 @pytest.mark.parametrize(
-    ("program", "sign"), [("node_cut_off", "*/beat.1"), ("kill_and_resume", "*/peace/life.0")]
+    ("program", "sign"),
+    [("node_cut_off", "*/beat.1"), ("kill_and_resume", "*/undisturbed/life.0")],
 )
 def test_an_interrupted_program_leaves_nothing(program: str, sign: str, tmp_path: Path) -> None:
     tag = uuid.uuid4().hex

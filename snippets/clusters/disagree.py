@@ -1,13 +1,13 @@
-"""Three ranks disagree about a collective, and nothing is raised: a ledger says who and where.
+"""Three ranks call different collectives without an error; a ledger finds the first of them.
 
-Rank 1 calls two collectives in another order, brings another dtype, or another shape with as
-many elements, or logs a metric that the others do not have. gloo adds the tensors of such calls
-without an error. TORCH_DISTRIBUTED_DEBUG=DETAIL detects only a different dtype or shape. In the
-other cases the operations, shapes and dtypes are equal. The ledger hashes every call, with the
-function that made it and a name. From time to time, the ranks compare their hashes. With three
-ranks, the majority shows which rank is different. The last case shows what the ledger cannot
-detect: calls of one loop that have no name. which_tool.py shows which calls hang or end the
-process instead.
+Rank 1 calls two collectives in a different order, or passes a different dtype, or a different
+shape with the same number of elements, or logs a metric that the other ranks do not have. gloo
+adds the tensors of such calls without an error. TORCH_DISTRIBUTED_DEBUG=DETAIL detects only a
+different dtype or shape. In the other cases the operations, shapes and dtypes are equal. The
+ledger hashes every call, with the function that made it and a name. From time to time, the
+ranks compare their hashes. With three ranks, the majority shows which rank is different. The
+last case shows what the ledger cannot detect: calls of one loop that have no name.
+which_tool.py shows which calls hang or end the process instead.
 
 The ranks are forked, so torch is imported once. Linux and macOS only.
 """
@@ -29,13 +29,12 @@ import torch.distributed as dist
 RANKS, ODD = 3, 1
 
 
-# --8<-- [start:ledger]
 def majority(calls: tuple) -> tuple:
     return max(calls, key=calls.count)
 
 
 class Ledger:
-    """Remembers every all_reduce of this rank; compares with the others when asked to.
+    """Records every all_reduce of this rank, and compares the records of all ranks on request.
 
     A call is the caller, the name that it gives, the shape and the dtype. Give a name where one
     line reduces several tensors: without it their calls look the same.
@@ -67,11 +66,8 @@ class Ledger:
             usual = majority(calls)
             if odd := [rank for rank, call in enumerate(calls) if call != usual]:
                 number, *what = calls[odd[0]]
-                return f"rank {odd}, call {number}: {what}, the others {list(usual[1:])}"
-        return "an older call than the ledger holds"
-
-
-# --8<-- [end:ledger]
+                return f"rank {odd}, call {number}: {what}, the other ranks {list(usual[1:])}"
+        return "an older call than the ledger stores"
 
 
 def reduce_loss(ledger: Ledger, loss: torch.Tensor) -> None:
@@ -87,20 +83,20 @@ def order(ledger: Ledger, fixed: bool) -> float:
     loss, count = torch.full((4,), 0.5), torch.full((4,), 8.0)
     calls = {"loss": (reduce_loss, loss), "count": (reduce_count, count)}
     names = ["loss", "count"]
-    reduce_count(ledger, torch.ones(1))  # here they still agree
+    reduce_count(ledger, torch.ones(1))  # in this call, the ranks agree
     if dist.get_rank() == ODD:
-        names = ["count", "loss"]  # it walked over a set, or over the files of a folder
+        names = ["count", "loss"]  # for example, because it iterated over a set
     for name in sorted(names) if fixed else names:
         call, value = calls[name]
         call(ledger, value)
-    reduce_loss(ledger, torch.ones(1))  # they agree again, and it helps nobody
+    reduce_loss(ledger, torch.ones(1))  # the ranks agree again, but the sums are wrong
     return loss[0].item()
 
 
 def dtype(ledger: Ledger, fixed: bool) -> float:
     count = torch.tensor([8, 8], dtype=torch.int32 if dist.get_rank() == ODD else torch.float32)
     if fixed:
-        count = count.float()  # cast at the border, whatever the branch before it made
+        count = count.float()  # cast where the data enters
     reduce_count(ledger, count)
     return float(count[0])
 
@@ -108,7 +104,7 @@ def dtype(ledger: Ledger, fixed: bool) -> float:
 def shape(ledger: Ledger, fixed: bool) -> float:
     matrix = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
     if dist.get_rank() == ODD:
-        matrix = matrix.T.contiguous()  # [3, 2]: as many numbers, in another order
+        matrix = matrix.T.contiguous()  # [3, 2]: the same numbers in a different order
     if fixed:
         matrix = matrix.T.contiguous() if matrix.shape == (3, 2) else matrix
         assert matrix.shape == (2, 3)
@@ -124,7 +120,7 @@ def reduce_metrics(ledger: Ledger, fixed: bool, named: bool) -> float:
     """The sum of a loss over the ranks; one loop reduces all metrics that a rank has."""
     mine = {"loss": 0.5, "math": 2.0}
     if dist.get_rank() == ODD:
-        mine = {"code": 3.0, "loss": 0.5}  # its batch has other subjects
+        mine = {"code": 3.0, "loss": 0.5}  # its batch has different subjects
     sums = {}
     for name in ["code", "loss", "math"] if fixed else sorted(mine):
         value = torch.tensor([mine.get(name, 0.0)])
@@ -153,7 +149,7 @@ CASES = {  # each with its correct result
 
 
 def run(rank: int, tool: str) -> dict[str, tuple[float | str, str | None]]:
-    """For each case the number that this rank is left with, or an error; and the ledger."""
+    """For each case, the result of this rank or an error, and the report of the ledger."""
     results = {}
     for name, (case, _) in CASES.items():
         ledger = Ledger()
@@ -164,18 +160,18 @@ def run(rank: int, tool: str) -> dict[str, tuple[float | str, str | None]]:
         results[name] = (value, None if tool == "DETAIL" else ledger.disagreement())
     if tool == "bare":
         short = Ledger()
-        short.calls = collections.deque(maxlen=1)  # of the last call, in which they agree
+        short.calls = collections.deque(maxlen=1)  # the newest call, which is equal
         order(short, fixed=False)
-        assert short.disagreement() == "an older call than the ledger holds"
+        assert short.disagreement() == "an older call than the ledger stores"
     return results
 
 
 def fork_rank_with(rank: int, tool: str, folder: Path) -> int:
-    """Start a process that is this rank; its number."""
+    """Start a process that is this rank. Return its pid."""
     if pid := os.fork():
         return pid
     try:
-        signal.alarm(600)  # whatever happens, no rank outlives this
+        signal.alarm(600)  # in any case, the rank ends after this time
         os.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL" if tool == "DETAIL" else "OFF"
         dist.set_debug_level_from_env()
         store = dist.FileStore(str(folder / f"store.{tool}"), RANKS)
@@ -191,7 +187,7 @@ def fork_rank_with(rank: int, tool: str, folder: Path) -> int:
 
 
 def wait_for(ranks: list[int]) -> list[int]:
-    """Exit statuses, below 0 for a signal; if this process is interrupted, they end too."""
+    """Exit statuses, below 0 for a signal. After an interrupt, the ranks end too."""
     statuses: list[int] = []
     try:
         for pid in ranks:
@@ -203,7 +199,7 @@ def wait_for(ranks: list[int]) -> list[int]:
 
 
 def accused(message: str) -> str:
-    """Whom DETAIL's message names, and what it says differs."""
+    """The rank that a message of DETAIL names, and the property that is different."""
     other = re.search(r"but Rank (\d+) is running", message)[1]
     aspects = re.findall(r"Op type|Tensor shapes|Tensor dtypes", message.split("differ in")[1])
     return f"rank {other} ({', '.join(a.split()[-1] for a in aspects)})"
@@ -213,13 +209,13 @@ def main() -> None:
     if not hasattr(os, "fork"):
         sys.exit("disagree.py forks its ranks: it needs Linux or macOS")
     torch.set_num_threads(1)
-    assert majority(("odd", "usual", "usual")) == "usual"  # also where rank 0 is the guilty one
+    assert majority(("odd", "usual", "usual")) == "usual"  # also if rank 0 is different
     tools = ("bare", "DETAIL", "fixed")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         pids = [fork_rank_with(rank, tool, folder) for tool in tools for rank in range(RANKS)]
         assert not any(wait_for(pids))
-        said = {
+        reports = {
             tool: [
                 pickle.loads((folder / f"{tool}.{rank}").read_bytes()) for rank in range(RANKS)
             ]
@@ -227,28 +223,28 @@ def main() -> None:
         }
 
     for name, (_, right) in CASES.items():
-        values = [results[name][0] for results in said["bare"]]
-        assert all(isinstance(value, float) for value in values)  # nothing was raised
-        assert any(abs(value - right) > 0.1 for value in values)  # and something is wrong
+        values = [results[name][0] for results in reports["bare"]]
+        assert all(isinstance(value, float) for value in values)  # no error was raised
+        assert any(abs(value - right) > 0.1 for value in values)  # but a result is wrong
         print(
-            f"{name}: no error, {', '.join(f'{v:.4g}' for v in values)}; right is {right:.4g}"
+            f"{name}: no error; {', '.join(f'{v:.4g}' for v in values)}; correct is {right:.4g}"
         )
-        detail = [results[name][0] for results in said["DETAIL"]]
+        detail = [results[name][0] for results in reports["DETAIL"]]
         if isinstance(detail[0], float):
             print("  DETAIL   no error")
         else:
-            names = [f"rank {r} names {accused(words)}" for r, words in enumerate(detail)]
+            names = [f"rank {r} names {accused(message)}" for r, message in enumerate(detail)]
             print(f"  DETAIL   {'; '.join(names)}")
-        ledger = said["bare"][0][name][1]
+        ledger = reports["bare"][0][name][1]
         print(f"  ledger   {ledger or 'reports nothing'}")
         if name == "keys, and the ledger gets no names":
-            assert ledger is None  # all that the ledger compares is equal on all ranks
+            assert ledger is None  # everything that the ledger compares is equal
         else:
             assert ledger.startswith(f"rank [{ODD}]")
         assert (name in ("dtype", "shape")) != isinstance(detail[0], float)
-        for results in said["fixed"]:
+        for results in reports["fixed"]:
             assert results[name] == (right, None)
-    print("fixed: all right on all ranks, and the ledgers agree")
+    print("fixed: all results are correct on all ranks, and the ledgers agree")
 
 
 if __name__ == "__main__":

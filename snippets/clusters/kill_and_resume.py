@@ -1,12 +1,13 @@
-"""A rank is killed at a random moment, and the run ends with the bits it would have had anyway.
+"""Kills a rank at a random moment, and compares the resumed run with an undisturbed run.
 
-Under torchrun this is a training program that saves every K steps and, in a new life, goes on
-from what it finds. Started with plain python it is the operator and the accident: one run in
-peace, then one in which it kills a random rank, from outside, at a random moment. The steps
-computed twice are counted and held to K; weights and losses are compared bit for bit.
+Under torchrun, this is a training program that saves every K steps and resumes from the newest
+checkpoint after a restart. Started with plain python, it is the operator. The operator starts
+one undisturbed run, and then a run in which it kills a random rank from outside at a random
+moment. It counts the steps that were computed twice, which are at most K, and compares the
+weights and losses of both runs bit for bit.
 
-    --times N    kill in N runs, one after the other (1)
-    --seed S     another choice of ranks and moments (by default, a new one each time)
+    --times N    kill a rank in N runs, one after the other (1)
+    --seed S     the seed for the ranks and moments (by default, a new seed each time)
 """
 
 import argparse
@@ -23,15 +24,15 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # not left to torch: imported after init, it keeps the group alive
+import torch.distributed.nn  # imported here: an import after init would keep the group alive
 
 RANKS, STEPS, EVERY, ROWS, WIDTH = 2, 40, 6, 16, 32
 
 
 def join() -> int:
-    """Join the group of this life; its number, from 0."""
+    """Join the process group of this life. Return the number of the life, from 0."""
     life = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
-    # torchrun keeps one store through all lives, with the addresses of the dead in it
+    # torchrun uses one store in all lives, and it has the addresses of the killed ranks
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     store = dist.PrefixStore(f"life {life}", dist.TCPStore(address, port, is_master=False))
     rank, n = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -42,7 +43,7 @@ def join() -> int:
 
 # --8<-- [start:save]
 def save(path: Path, step: int, weights: list[torch.Tensor], losses: list[float]) -> None:
-    """All that step + 1 depends on, under its name as a whole or not at all."""
+    """Save everything on which step + 1 depends. Replace the file as a whole or not at all."""
     random_states = [torch.empty_like(torch.get_rng_state()) for _ in range(RANKS)]
     dist.all_gather(random_states, torch.get_rng_state())  # each rank draws its own dropout
     if dist.get_rank() == 0:
@@ -63,7 +64,7 @@ def train(folder: Path, life: int) -> None:
     rank, path = dist.get_rank(), folder / "checkpoint.pt"
     torch.manual_seed(0)
     weights = [torch.randn(WIDTH, WIDTH) / WIDTH**0.5, torch.randn(WIDTH, 1) / WIDTH**0.5]
-    weights += [torch.zeros_like(w) for w in weights]  # and their momenta
+    weights += [torch.zeros_like(w) for w in weights]  # momenta
     torch.manual_seed(1 + rank)
     done, losses = 0, []
     if path.exists():
@@ -75,7 +76,7 @@ def train(folder: Path, life: int) -> None:
         log.write(f"{done}\n")
 
     for step in range(done + 1, STEPS + 1):
-        data = torch.Generator().manual_seed(step * RANKS + rank)  # the step finds its rows
+        data = torch.Generator().manual_seed(step * RANKS + rank)  # the step sets the rows
         x = torch.randn(ROWS, WIDTH, generator=data)
         layers = [w.requires_grad_() for w in weights[:2]]
         hidden = torch.nn.functional.dropout(torch.tanh(x @ layers[0]), 0.2)
@@ -91,17 +92,17 @@ def train(folder: Path, life: int) -> None:
                 w.sub_(0.02 * momentum)
         weights = [w.detach() for w in weights]
         losses.append(mean.item())
-        time.sleep(0.03)  # a larger model
+        time.sleep(0.03)  # a larger model would need this time
         if log:
             log.write(f"{step}\n")  # this step is complete
         if step % EVERY == 0:
             save(path, step, weights, losses)
-    everybodys = [torch.empty_like(weights[0]) for _ in range(RANKS)]
-    dist.all_gather(everybodys, weights[0])
-    assert all(torch.equal(weights[0], other) for other in everybodys)
+    all_weights = [torch.empty_like(weights[0]) for _ in range(RANKS)]
+    dist.all_gather(all_weights, weights[0])
+    assert all(torch.equal(weights[0], other) for other in all_weights)
     rows = [torch.empty_like(x) for _ in range(RANKS)]
     dist.all_gather(rows, x)
-    assert not torch.equal(*rows)  # and not because all saw the same
+    assert not torch.equal(*rows)  # the weights are not equal because of equal rows
     if rank == 0:
         torch.save({"weights": weights, "losses": losses}, folder / "result.pt")
 
@@ -109,46 +110,42 @@ def train(folder: Path, life: int) -> None:
 # --8<-- [end:train]
 
 
-# --8<-- [start:accident]
 def ranks_of(torchrun: int) -> dict[int, int]:
-    """Process numbers of the ranks that torchrun has started (Linux: /proc says)."""
+    """Pids of the ranks that torchrun has started, by rank (from /proc, so only on Linux)."""
     found = {}
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError, IndexError, KeyError):
             if int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1]) == torchrun:
                 pairs = (entry / "environ").read_bytes().split(b"\0")
                 variables = dict(pair.split(b"=", 1) for pair in pairs if b"=" in pair)
-                found[int(variables[b"RANK"])] = int(entry.name)  # KeyError: not a rank yet
+                found[int(variables[b"RANK"])] = int(entry.name)  # KeyError: not yet a rank
     return found
 
 
-def run(folder: Path, chance: random.Random | None) -> int:
-    """Run torchrun to its end, killing one rank if given dice; its exit status."""
+def run(folder: Path, generator: random.Random | None) -> int:
+    """Run torchrun to its end. With a generator, kill one rank. Return the exit status."""
     folder.mkdir()
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += [f"--nproc-per-node={RANKS}", "--max-restarts=2", __file__, str(folder)]
-    said = (folder / "stderr").open("w")
-    own = {"OMP_NUM_THREADS": "1", "TMPDIR": str(folder)}  # there are torchrun's logs
-    torchrun = subprocess.Popen(command, stderr=said, env=os.environ | own)
+    errors = (folder / "stderr").open("w")
+    own = {"OMP_NUM_THREADS": "1", "TMPDIR": str(folder)}  # for torchrun's logs
+    torchrun = subprocess.Popen(command, stderr=errors, env=os.environ | own)
     try:
-        if chance:
-            victim, at = chance.randrange(RANKS), chance.randint(1, STEPS - 10)
+        if generator:
+            victim, at = generator.randrange(RANKS), generator.randint(1, STEPS - 10)
             ranks: dict[int, int] = {}
             while len(ranks) < RANKS or last_line(folder / "life.0") < at:
                 assert torchrun.poll() is None
                 if len(ranks) < RANKS:
                     ranks = ranks_of(torchrun.pid)
                 time.sleep(0.005)
-            time.sleep(chance.uniform(0, 0.06))  # into a step, an update or a save
+            time.sleep(generator.uniform(0, 0.06))  # in a step, an update or a save
             os.kill(ranks[victim], signal.SIGKILL)
         return torchrun.wait(timeout=600)
     finally:
-        torchrun.terminate()  # nothing to do where it has ended; else it ends its ranks
+        torchrun.terminate()  # if it still runs, it ends its ranks
         torchrun.wait()
-        said.close()
-
-
-# --8<-- [end:accident]
+        errors.close()
 
 
 def last_line(log: Path) -> int:
@@ -157,24 +154,25 @@ def last_line(log: Path) -> int:
 
 
 def operate(times: int, seed: int) -> None:
-    chance = random.Random(seed)
+    generator = random.Random(seed)
     with tempfile.TemporaryDirectory() as name:
-        assert run(Path(name, "peace"), None) == 0
-        peace = torch.load(Path(name, "peace", "result.pt"))
-        print(f"in peace: {STEPS} steps, a save every {EVERY}", flush=True)
+        assert run(Path(name, "undisturbed"), None) == 0
+        expected = torch.load(Path(name, "undisturbed", "result.pt"))
+        print(f"undisturbed: {STEPS} steps, a save after every {EVERY}", flush=True)
         for number in range(times):
             folder = Path(name, f"killed.{number}")
-            assert run(folder, chance) == 0, (folder / "stderr").read_text()
+            assert run(folder, generator) == 0, (folder / "stderr").read_text()
             reached = last_line(folder / "life.0")
             first = int((folder / "life.1").read_text().split()[0])
-            twice = f"steps computed twice ≈{reached - first}, at most {EVERY}"
-            print(f"killed after step ≈{reached}: on from step ≈{first}, {twice}", flush=True)
+            twice = f"≈{reached - first} steps computed twice, at most {EVERY}"
+            resumed = f"resumed from step ≈{first}"
+            print(f"killed after step ≈{reached}: {resumed}, {twice}", flush=True)
             assert 0 <= reached - first <= EVERY and first % EVERY == 0
-            assert not (folder / "life.2").exists()  # one accident, one restart
+            assert not (folder / "life.2").exists()  # one kill, one restart
             result = torch.load(folder / "result.pt")
-            assert result["losses"] == peace["losses"] and len(peace["losses"]) == STEPS
-            assert all(map(torch.equal, result["weights"], peace["weights"]))
-    print("weights and all losses, bit for bit those of the run in peace: True")
+            assert result["losses"] == expected["losses"] and len(expected["losses"]) == STEPS
+            assert all(map(torch.equal, result["weights"], expected["weights"]))
+    print("weights and all losses are bit for bit those of the undisturbed run")
 
 
 def main() -> None:

@@ -1,9 +1,10 @@
-"""A rank is killed, and every survivor blames the connection: which rank was it?
+"""Finds the rank that was killed, although only the other ranks report an error.
 
-Four ranks sum a tensor in each step; rank 2 ends by SIGKILL, as under the out-of-memory killer.
-The system closes its sockets, and a rank that waits for it gets an error. That rank ends, its
-sockets close too, and so the error travels to ranks that never talked to rank 2. Two questions
-find it: who ended by a signal, and who said nothing. Counting steps does not: nobody is ahead.
+Four ranks sum a tensor in each step. Rank 2 ends by SIGKILL, as if the out-of-memory killer had
+chosen it. The system closes its sockets, and a rank that waits for rank 2 gets an error. That
+rank ends, its sockets close too, and so the error reaches ranks that never communicated with
+rank 2. Two facts identify it: it ended by a signal, and it printed no error. The number of
+completed steps does not help, because it is the same on all ranks.
 
 The ranks are forked, so torch is imported once. Linux and macOS only.
 """
@@ -30,7 +31,7 @@ def train(rank: int, folder: Path) -> None:
         if (rank, step) == (VICTIM, AT):
             others = [folder / f"heartbeat.{r}" for r in range(RANKS) if r != rank]
             while any(beat.read_text() != str(step - 1) for beat in others):
-                time.sleep(0.05)  # all have ended step 4
+                time.sleep(0.05)  # all other ranks have completed step 4
             time.sleep(0.3)  # and wait in step 5
             os.kill(os.getpid(), signal.SIGKILL)
         gradient = torch.ones(1000)
@@ -46,26 +47,26 @@ def train(rank: int, folder: Path) -> None:
 # --8<-- [end:rank]
 
 
-def fork_quiet_rank(rank: int, folder: Path, work: Callable, *given) -> int:
-    """Start a process that is this rank, and runs `work(rank, folder, *given)`; its number."""
+def fork_rank_without_stderr(rank: int, folder: Path, work: Callable, *rest) -> int:
+    """Start a process that runs `work(rank, folder, *rest)` as this rank. Return its pid."""
     if pid := os.fork():
         return pid
     try:
-        signal.alarm(600)  # whatever happens, no rank outlives this
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what gloo says on its way out
+        signal.alarm(600)  # in any case, the rank ends after this time
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # gloo prints errors when it ends
         store = dist.FileStore(str(folder / "store"), RANKS)
         timeout = timedelta(seconds=300)
         dist.init_process_group(
             "gloo", store=store, rank=rank, world_size=RANKS, timeout=timeout
         )
-        work(rank, folder, *given)
+        work(rank, folder, *rest)
         os._exit(0)
     finally:
         os._exit(1)
 
 
 def wait_for(ranks: list[int]) -> list[int]:
-    """Exit statuses, below 0 for a signal; if this process is interrupted, they end too."""
+    """Exit statuses, below 0 for a signal. After an interrupt, the ranks end too."""
     statuses: list[int] = []
     try:
         for pid in ranks:
@@ -77,9 +78,9 @@ def wait_for(ranks: list[int]) -> list[int]:
 
 
 def outcome(error: Path) -> str:
-    """A rank's last words without the line of gloo's source, the address and the advice."""
+    """A rank's error without the line of gloo's source code, the address and the advice."""
     if not error.exists():
-        return "said nothing"
+        return "no error"
     step, _, message = error.read_text().partition(": ")
     for known in ("Connection closed by peer", "Connection reset by peer", "Broken pipe"):
         if known in message:
@@ -93,19 +94,21 @@ def main() -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        statuses = wait_for([fork_quiet_rank(rank, folder, train) for rank in range(RANKS)])
-        said = [outcome(folder / f"error.{rank}") for rank in range(RANKS)]
+        statuses = wait_for(
+            [fork_rank_without_stderr(rank, folder, train) for rank in range(RANKS)]
+        )
+        reports = [outcome(folder / f"error.{rank}") for rank in range(RANKS)]
         beats = [int((folder / f"heartbeat.{rank}").read_text()) for rank in range(RANKS)]
 
     for rank in range(RANKS):
-        print(f"rank {rank}: exit status {statuses[rank]:2}, {said[rank]}")
+        print(f"rank {rank}: exit status {statuses[rank]:2}, {reports[rank]}")
     signalled = [rank for rank, status in enumerate(statuses) if status < 0]
-    silent = [rank for rank, words in enumerate(said) if words == "said nothing"]
-    print(f"ended by a signal: rank {signalled}; said nothing: rank {silent}")
+    silent = [rank for rank, report in enumerate(reports) if report == "no error"]
+    print(f"ended by a signal: rank {signalled}; printed no error: rank {silent}")
     print(f"steps completed: {beats}")
     assert signalled == silent == [VICTIM] and statuses[VICTIM] == -signal.SIGKILL
-    assert all("connection" in words for r, words in enumerate(said) if r != VICTIM)
-    assert beats == [AT - 1] * RANKS  # all meet in each step: this clock tells nobody apart
+    assert all("connection" in report for r, report in enumerate(reports) if r != VICTIM)
+    assert beats == [AT - 1] * RANKS  # so the count does not help
 
 
 if __name__ == "__main__":

@@ -1,13 +1,14 @@
-"""A NaN on one rank is a NaN on all of them one step later: which rank brought it?
+"""A NaN on one rank is a NaN on all ranks one step later; two checks find the first rank.
 
-Three ranks train a linear model. In step 4 rank 1 reads a damaged row. After the all-reduce all
-gradients and weights are NaN everywhere, and no rank looks guiltier than another. So look
-before: each rank appends one flag for every rank to its gradient. NaN does not spread from one
-element of a sum to another, and one and the same all-reduce says who it was.
+Three ranks train a linear model. In step 4, rank 1 reads a damaged row. After the all-reduce,
+the gradients and weights of all ranks are NaN, so they do not show which rank was the first.
+Therefore each rank appends one flag for every rank to its gradient. The all-reduce adds each
+element separately, so a NaN in the gradient does not reach the flags, and they name the rank.
 
-    bare     what happens
-    guarded  the step is left out by all ranks alike; the rest equals a run without that batch
-    alone    the wrong fix: the guilty rank alone sends zeros, and the mean is too small
+    bare     no check: the first NaN loss of each rank
+    guarded  all ranks leave the step out, and the result equals a run without that batch
+    alone    a wrong fix: only rank 1 sends zeros, and the mean becomes too small
+    TORCH_DIST_NAN_CHECK=1    torch checks what each rank sends (since torch 2.14)
 
 The ranks are forked, so torch is imported once. Linux and macOS only.
 """
@@ -20,6 +21,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -34,7 +36,7 @@ def batch(rank: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
     x = torch.randn(ROWS, 3, generator=generator)
     y = x @ TRUTH
     if (rank, step) == (GUILTY, AT):
-        x[2, 0] = float("nan")  # a row that was half written, a division of 0 by 0
+        x[2, 0] = float("nan")  # for example 0 divided by 0
     return x, y
 
 
@@ -48,11 +50,11 @@ def local(weights: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> tuple:
 
 # --8<-- [start:guard]
 def reduce_guarded(gradient: torch.Tensor) -> list[int]:
-    """Average over the ranks in place; the ranks that brought something not finite."""
+    """Average over the ranks in place. Return the ranks whose gradient was not finite."""
     rank, n = dist.get_rank(), dist.get_world_size()
     flags = torch.zeros(n)
     flags[rank] = float(not gradient.isfinite().all())
-    packed = torch.cat([gradient, flags])  # n numbers more in a bucket of millions
+    packed = torch.cat([gradient, flags])  # n more numbers in a bucket of millions
     dist.all_reduce(packed)
     gradient.copy_(packed[:-n] / n)
     return packed[-n:].nonzero().flatten().tolist()
@@ -62,25 +64,65 @@ def reduce_guarded(gradient: torch.Tensor) -> list[int]:
 
 
 def train(rank: int, how: str) -> tuple[torch.Tensor, list[str]]:
-    """Final weights, and what this rank has to say."""
-    weights, said = torch.zeros(3), []
+    """Final weights, and what this rank reports."""
+    weights, reports = torch.zeros(3), []
     for step in range(1, STEPS + 1):
         if how == "without" and step == AT:
-            continue  # the truth that `guarded` is held to
+            continue  # the expected result of `guarded`
         loss, gradient = local(weights, *batch(rank, step))
         if how == "alone" and not gradient.isfinite().all():
             gradient.zero_()
         if how == "guarded":
             if guilty := reduce_guarded(gradient):
-                said.append(f"step {step}: not finite on rank {guilty}, left out by all")
+                reports.append(f"step {step}: not finite on rank {guilty}, left out by all")
                 continue
         else:
             dist.all_reduce(gradient)
             gradient /= RANKS
         weights -= 0.1 * gradient
-        if not math.isfinite(loss) and not said:
-            said.append(f"the first loss that is no number: step {step}")
-    return weights, said
+        if not math.isfinite(loss) and not reports:
+            reports.append(f"the first NaN loss is in step {step}")
+    return weights, reports
+
+
+# --8<-- [start:check]
+def train_with_check(folder: Path, rank: int) -> None:
+    """Train without a guard. TORCH_DIST_NAN_CHECK=1 was set before the group was created."""
+    dist.all_reduce(torch.tensor([math.inf]))  # infinity is not reported
+    weights = torch.zeros(3)
+    for step in range(1, STEPS + 1):
+        _, gradient = local(weights, *batch(rank, step))
+        try:
+            dist.all_reduce(gradient)
+        except RuntimeError as error:
+            (folder / f"error.{rank}").write_text(f"step {step}: {error}")
+            os._exit(1)  # its connections close, and the other ranks get an error, too
+        weights -= 0.1 * gradient / RANKS
+    assert weights.isnan().all()  # a release without the check
+
+
+# --8<-- [end:check]
+
+
+def compare_with_torchs_check() -> None:
+    """Print what each rank reports, or that this release has no such check."""
+    os.environ["TORCH_DIST_NAN_CHECK"] = "1"
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        work = partial(train_with_check, folder)
+        statuses = wait_for([fork_rank(rank, folder, work) for rank in range(RANKS)])
+        errors = {int(path.suffix[1:]): path.read_text() for path in folder.glob("error.*")}
+    print("TORCH_DIST_NAN_CHECK=1")
+    if torch.__version__ < "2.14":
+        assert statuses == [0] * RANKS and not errors
+        print("  this release of torch does not have the check, which is new in torch 2.14")
+        return
+    assert statuses == [1] * RANKS
+    for rank, error in sorted(errors.items()):
+        step, _, message = error.partition(": ")
+        assert step == f"step {AT}" and ("NaN" in message) == (rank == GUILTY)
+        what = message.splitlines()[0] if rank == GUILTY else "an error of the connection"
+        print(f"  rank {rank}: {step}: {what}")
 
 
 def every_way(rank: int) -> dict[str, tuple]:
@@ -89,17 +131,17 @@ def every_way(rank: int) -> dict[str, tuple]:
 
 
 def fork_rank(rank: int, folder: Path, work: Callable) -> int:
-    """Start a process that is this rank, and writes what `work(rank)` returns; its number."""
+    """Start a process that writes the result of `work(rank)` to a file. Return its pid."""
     if pid := os.fork():
         return pid
     try:
-        signal.alarm(600)  # whatever happens, no rank outlives this
+        signal.alarm(600)  # in any case, the rank ends after this time
         store = dist.FileStore(str(folder / "store"), RANKS)
         timeout = timedelta(seconds=300)
         dist.init_process_group(
             "gloo", store=store, rank=rank, world_size=RANKS, timeout=timeout
         )
-        (folder / f"found.{rank}").write_bytes(pickle.dumps(work(rank)))
+        (folder / f"result.{rank}").write_bytes(pickle.dumps(work(rank)))
         dist.barrier()
         os._exit(0)
     finally:
@@ -107,7 +149,7 @@ def fork_rank(rank: int, folder: Path, work: Callable) -> int:
 
 
 def wait_for(ranks: list[int]) -> list[int]:
-    """Exit statuses, below 0 for a signal; if this process is interrupted, they end too."""
+    """Exit statuses, below 0 for a signal. After an interrupt, the ranks end too."""
     statuses: list[int] = []
     try:
         for pid in ranks:
@@ -125,24 +167,24 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         assert not any(wait_for([fork_rank(rank, folder, every_way) for rank in range(RANKS)]))
-        ranks = [pickle.loads((folder / f"found.{r}").read_bytes()) for r in range(RANKS)]
+        ranks = [pickle.loads((folder / f"result.{r}").read_bytes()) for r in range(RANKS)]
 
     print("bare")
     for rank, results in enumerate(ranks):
         assert results["bare"][0].isnan().all()
-        weights, said = results["bare"]
-        print(f"  rank {rank}: {said[0]}; weights {weights.tolist()}")
-        assert said[0].endswith(f"step {AT + (rank != GUILTY)}")
+        weights, reports = results["bare"]
+        print(f"  rank {rank}: {reports[0]}; weights {weights.tolist()}")
+        assert reports[0].endswith(f"step {AT + (rank != GUILTY)}")
     print("guarded")
     for rank, results in enumerate(ranks):
-        weights, said = results["guarded"]
-        assert said == [f"step {AT}: not finite on rank [{GUILTY}], left out by all"]
+        weights, reports = results["guarded"]
+        assert reports == [f"step {AT}: not finite on rank [{GUILTY}], left out by all"]
         assert torch.equal(weights, results["without"][0])
-        assert (weights - TRUTH).norm() < TRUTH.norm()  # nearer than at the start
-        print(f"  rank {rank}: {said[0]}")
-    print("  final weights, bit for bit those of a run without that batch: True")
+        assert (weights - TRUTH).norm() < TRUTH.norm()  # closer than at the start
+        print(f"  rank {rank}: {reports[0]}")
+    print("  the final weights are bit for bit those of a run without that batch")
 
-    # the wrong fix, in the step in question: the sum of two divided by three
+    # the wrong fix: in step 4, the sum of two gradients is divided by three
     assert ranks[0]["alone"][0].isfinite().all()
     weights = torch.zeros(3)
     for step in range(1, STEPS + 1):
@@ -155,8 +197,9 @@ def main() -> None:
     torch.testing.assert_close(weights, ranks[0]["alone"][0])
     ratio = (sent.norm() / torch.stack(honest).mean(0).norm()).item()
     print("alone")
-    print(f"  step {AT}: the gradient is {ratio:.3f} of the mean of those who have one")
+    print(f"  step {AT}: the gradient is {ratio:.3f} of the mean of ranks 0 and 2")
     assert abs(ratio - (RANKS - 1) / RANKS) < 1e-5
+    compare_with_torchs_check()
 
 
 if __name__ == "__main__":

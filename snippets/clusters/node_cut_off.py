@@ -1,13 +1,15 @@
-"""A node falls silent: nothing is closed, nobody answers, and the other node goes on alone.
+"""Stops a node without closing its connections; the other node waits, and then continues alone.
 
-Two torchrun agents play two nodes. In the middle of the run all processes of node 1 are stopped
-(SIGSTOP): as with a pulled cable, its connections stay open and nothing comes through. So there
-is no error; there is a wait, and only a timeout ends it. A heartbeat from a thread of its own
-tells who waits (it beats) from who is gone (it does not). With --nnodes=1:2 the agent that is
-left meets with whoever comes, here nobody, and its rank goes on from the checkpoint with all
-rows.
+Two torchrun agents represent two nodes. In the middle of the run, SIGSTOP stops all processes
+of node 1. Its connections stay open, so rank 0 gets no error and waits until its timeout. Each
+rank writes a heartbeat from a separate thread, and only the stopped rank has an old heartbeat.
+With --nnodes=1:2, the remaining agent starts its rank again, which resumes from the checkpoint
+and computes all rows.
 
-Under torchrun this is the training program; started with plain python it is the operator.
+SIGSTOP is not exactly a pulled cable: the kernel of a stopped process still acknowledges
+packets, so the connections never end by themselves.
+
+Under torchrun, this is the training program. Started with plain python, it is the operator.
 """
 
 import contextlib
@@ -27,13 +29,13 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-STEPS, EVERY, CUT_AT, ROWS, PATIENCE = 40, 8, 20, 12, 5  # seconds
+STEPS, EVERY, CUT_AT, ROWS, TIMEOUT = 40, 8, 20, 12, 5  # seconds
 AGENT = [
     "--nnodes=1:2",  # at least one, at most two
     "--nproc-per-node=1",
     "--max-restarts=3",
     "--rdzv-backend=c10d",
-    # an agent not heard of for 2 x 3 s is out; whoever is there waits 8 s for more
+    # an agent without a heartbeat for 2 x 3 s is removed; the others wait 8 s for more nodes
     "--rdzv-conf=is_host={host},keep_alive_interval=2,keep_alive_max_attempt=3,"
     "last_call_timeout=8",
 ]
@@ -41,15 +43,15 @@ AGENT = [
 
 # --8<-- [start:train]
 def beat(folder: Path, rank: int, stop: threading.Event) -> None:
-    """Say that this process lives, also while its main thread waits in a collective."""
+    """Touch a file from a thread, also while the main thread waits in a collective."""
     while not stop.wait(0.2):
         (folder / f"beat.{rank}").touch()
 
 
 def train(folder: Path) -> None:
-    dist.init_process_group("gloo", timeout=timedelta(seconds=300))  # starting may take long
+    dist.init_process_group("gloo", timeout=timedelta(seconds=300))  # the start may take long
     dist.barrier()
-    group = dist.new_group(timeout=timedelta(seconds=PATIENCE))  # a step may not
+    group = dist.new_group(timeout=timedelta(seconds=TIMEOUT))  # a step must be fast
     rank, n = dist.get_rank(), dist.get_world_size()
     stop = threading.Event()
     threading.Thread(target=beat, args=(folder, rank, stop), daemon=True).start()
@@ -57,16 +59,16 @@ def train(folder: Path) -> None:
     if (folder / "checkpoint.pt").exists():
         done, weights = torch.load(folder / "checkpoint.pt", weights_only=True).values()
     if rank == 0:
-        say(folder, f"{n} node{'s' * (n > 1)}: from step ≈{done + 1}")
+        write_log(folder, f"{n} node{'s' * (n > 1)}: starts at step ≈{done + 1}")
     for step in range(done + 1, STEPS + 1):
         mine = gradient(weights, step, rank, n)
         try:
             dist.all_reduce(mine, group=group)
         except RuntimeError as error:
-            say(folder, f"rank {rank}: {re.sub(r'^.[^]]*. ', '', str(error))}")
-            os._exit(1)  # torchrun sees it and meets again with whoever is left
+            write_log(folder, f"rank {rank}: {re.sub(r'^.[^]]*. ', '', str(error))}")
+            os._exit(1)  # torchrun sees it, and meets the remaining agents again
         weights -= 0.1 * mine
-        time.sleep(0.03)  # a larger model
+        time.sleep(0.03)  # a larger model would need this time
         if rank == 0:
             (folder / "step").write_text(str(step))
             if step % EVERY == 0:
@@ -84,19 +86,19 @@ def train(folder: Path) -> None:
 
 
 def gradient(weights: torch.Tensor, step: int, rank: int, n: int) -> torch.Tensor:
-    """This rank's part of the gradient; the sum over any number of ranks is the same."""
+    """This rank's part of the gradient. The sum is the same for any number of ranks."""
     x = torch.randn(ROWS, 4, generator=torch.Generator().manual_seed(step))
     rows = x[rank * ROWS // n : (rank + 1) * ROWS // n]
     return 2 * rows.T @ (rows @ weights - rows.sum(1)) / ROWS
 
 
-def say(folder: Path, line: str) -> None:
+def write_log(folder: Path, line: str) -> None:
     with (folder / "log").open("a") as log:
         log.write(line + "\n")
 
 
-def die_with_parent() -> None:
-    """Ask Linux to kill this process when the one that started it ends, however that ends."""
+def end_with_agent() -> None:
+    """Ask Linux to kill this process when the process that started it ends."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
@@ -104,17 +106,17 @@ def start_agent(node: int, port: int, folder: Path) -> subprocess.Popen:
     options = [option.format(host=int(node == 0)) for option in AGENT]
     options += ["--local-addr=127.0.0.1", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=7"]
     command = [sys.executable, "-m", "torch.distributed.run", *options, __file__, str(folder)]
-    # each life of the ranks gets a store of its own, not that of the agents
-    own = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1"}
-    own["TMPDIR"] = str(folder)  # for torchrun's logs
-    said = (folder / f"stderr.{node}").open("w")
+    # each life of the ranks gets its own store, not the store of the agents
+    variables = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1"}
+    variables["TMPDIR"] = str(folder)  # for torchrun's logs
+    errors = (folder / f"stderr.{node}").open("w")
     return subprocess.Popen(
-        command, env=os.environ | own, stderr=said, preexec_fn=die_with_parent
+        command, env=os.environ | variables, stderr=errors, preexec_fn=end_with_agent
     )
 
 
 def signal_node(agent: subprocess.Popen, number: signal.Signals) -> None:
-    """To an agent and its ranks, which are in sessions of their own (Linux: /proc says)."""
+    """Send a signal to an agent and to its ranks, which have their own sessions (Linux)."""
     os.kill(agent.pid, number)
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError, IndexError):
@@ -129,8 +131,8 @@ def wait_until(condition, agents: list[subprocess.Popen], limit: float = 600.0) 
         time.sleep(0.02)
 
 
-def silent(folder: Path, seconds: float) -> list[int]:
-    """The ranks whose heartbeat is older than this."""
+def missing(folder: Path, seconds: float) -> list[int]:
+    """The ranks whose heartbeat is older than `seconds`."""
     beats = sorted(folder.glob("beat.*"))
     return [int(b.suffix[1:]) for b in beats if time.time() - b.stat().st_mtime > seconds]
 
@@ -143,20 +145,23 @@ def operate(folder: Path, agents: list[subprocess.Popen]) -> None:
     cut = time.monotonic()
     print("node 1 is cut off", flush=True)
     for condition, what in (
-        (lambda: silent(folder, 2.0) == [1], "no heartbeat of rank 1; rank 0 beats, and waits"),
+        (
+            lambda: missing(folder, 2.0) == [1],
+            "rank 1 has no heartbeat, rank 0 waits",
+        ),
         (lambda: "Timed out" in log.read_text(), "the timeout of the group ends the wait"),
-        (lambda: "1 node:" in log.read_text(), "one node goes on"),
+        (lambda: "1 node:" in log.read_text(), "one node continues"),
     ):
         wait_until(condition, agents)
         print(f"after ≈{time.monotonic() - cut:.0f} s: {what}")
     assert agents[0].wait(timeout=600) == 0
-    first = int(re.findall(r"1 node: from step ≈(\d+)", log.read_text())[0])
-    assert first % EVERY == 1 and first > CUT_AT - EVERY  # behind a save, not from the start
+    first = int(re.findall(r"1 node: starts at step ≈(\d+)", log.read_text())[0])
+    assert first % EVERY == 1 and first > CUT_AT - EVERY  # after a save
     for line in log.read_text().splitlines():
         print(f"  {line}")
-    signal_node(agents[1], signal.SIGCONT)  # the cable is back, and finds nobody
+    signal_node(agents[1], signal.SIGCONT)  # the node comes back
     assert agents[1].wait(timeout=600) > 0
-    print("node 1 comes back, finds the run ended without it, and ends with an error")
+    print("node 1 comes back after the end of the run, and ends with an error")
 
 
 # --8<-- [end:operate]
@@ -165,7 +170,7 @@ def operate(folder: Path, agents: list[subprocess.Popen]) -> None:
 def main() -> None:
     torch.set_num_threads(1)
     if "RANK" in os.environ:
-        die_with_parent()
+        end_with_agent()
         return train(Path(sys.argv[1]))
     if not Path("/proc/self/stat").exists():
         sys.exit("node_cut_off.py finds the ranks of an agent in /proc: it needs Linux")
@@ -182,14 +187,14 @@ def main() -> None:
             result = torch.load(folder / "result.pt")
         finally:
             for agent in agents:
-                agent.kill()  # and with it, by what they asked for, its ranks
+                agent.kill()  # its ranks end too, because of end_with_agent
                 agent.wait()
-            time.sleep(0.2)  # they write heartbeats until they are gone
+            time.sleep(0.2)  # until then they may write heartbeats
     alone = torch.zeros(4)
     for step in range(1, STEPS + 1):
         alone -= 0.1 * gradient(alone, step, 0, 1)
     torch.testing.assert_close(result, alone)
-    print("weights equal to one process that was never disturbed: True")
+    print("the weights are equal to those of one undisturbed process")
 
 
 if __name__ == "__main__":

@@ -1,14 +1,13 @@
-"""torchrun itself is killed, and its ranks live on: nobody is left to end them.
+"""Kills torchrun itself: its ranks continue to run, unless they asked Linux to end them.
 
-The out-of-memory killer, an operator's kill -9 or a lost login session may hit the launcher.
-Its ranks have sessions of their own; SIGKILL asks the launcher nothing, so it passes nothing
-on. They keep memory, GPUs and ports, and the next job fails for no reason that it could see. In
-a container or under Slurm the whole group ends together. Elsewhere a rank can ask for it: Linux
-sends a signal of its choice when its parent ends. A rank that asks too late, when the launcher
-is gone already, would wait for that signal for ever: it compares its parent with a number that
-the launcher handed down.
+The out-of-memory killer or an operator's `kill -9` can hit the launcher. A process cannot catch
+SIGKILL, so torchrun cannot forward it, and each rank has its own session. The ranks therefore
+continue to use memory, GPUs and ports, and the next job fails. In a container or under Slurm,
+all processes of a job end together. On other machines, a rank can ask Linux for a signal when
+its parent ends. If the launcher has ended before the rank asks, no signal ever comes. A rank
+therefore compares the pid of its parent with the pid that the launcher passed to it.
 
-    torchrun's ranks here are this same file; they need no torch, so they import none
+    The ranks run this same file. They do not need torch, so they do not import it.
 """
 
 import contextlib
@@ -25,16 +24,16 @@ from pathlib import Path
 # --8<-- [start:rank]
 # start with: sh -c 'LAUNCHER=$$ exec torchrun ...'
 def end_with_parent() -> None:
-    """Ask to be killed when the process that started this one ends (Linux)."""
+    """Ask Linux to kill this process when the process that started it ends."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # 1 is PR_SET_PDEATHSIG
-    if os.getppid() != int(os.environ["LAUNCHER"]):  # it ended before we could ask
+    if os.getppid() != int(os.environ["LAUNCHER"]):  # the parent ended before we asked
         os._exit(1)
 
 
 def rank(folder: Path, fixed: bool) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as a program does that saves first
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # like a program that saves first
     if fixed:
-        end_with_parent()  # line one of the program, before torch is imported
+        end_with_parent()  # at the start, before torch is imported
     (folder / f"pid.{os.environ['RANK']}").write_text(str(os.getpid()))
     time.sleep(3600)  # training
 
@@ -71,7 +70,7 @@ def operate(folder: Path, how: str) -> None:
         while any(map(alive, ranks)) and time.monotonic() < ends:
             time.sleep(0.02)
         left = sum(map(alive, ranks))
-        print(f"{how}: torchrun is killed; of its 2 ranks {left} live on")
+        print(f"{how}: torchrun is killed, and {left} of its 2 ranks continue to run")
         assert left == (2 if how == "bare" else 0) and all(own_sessions)
     finally:
         torchrun.kill()
@@ -80,17 +79,17 @@ def operate(folder: Path, how: str) -> None:
                 os.kill(pid, signal.SIGKILL)
 
 
-def ask_too_late(folder: Path) -> None:
-    """Start a rank whose launcher is gone already, so another process is its parent."""
-    gone = subprocess.Popen(["true"])
-    gone.wait()
+def check_late_request(folder: Path) -> None:
+    """Start a rank whose launcher has already ended, so its parent is a different process."""
+    launcher = subprocess.Popen(["true"])
+    launcher.wait()
     late = subprocess.run(
         [sys.executable, __file__, str(folder), "fixed"],
-        env=os.environ | {"RANK": "0", "LAUNCHER": str(gone.pid)},
+        env=os.environ | {"RANK": "0", "LAUNCHER": str(launcher.pid)},
         timeout=600,
     )
     assert late.returncode == 1 and not list(folder.iterdir())
-    print("fixed: torchrun was gone before the rank could ask; the rank ends")
+    print("fixed: torchrun had ended before the rank asked, so the rank ends itself")
 
 
 def main() -> None:
@@ -102,7 +101,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as name:
             operate(Path(name), how)
     with tempfile.TemporaryDirectory() as name:
-        ask_too_late(Path(name))
+        check_late_request(Path(name))
 
 
 if __name__ == "__main__":

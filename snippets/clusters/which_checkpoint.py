@@ -1,13 +1,13 @@
-"""After a restart two ranks resume from different steps, and nothing is raised.
+"""After a restart, two ranks resume from different steps, and no collective raises an error.
 
-Each node saves on a disk of its own. Node 1 was cut off before its last save, and the disk of
-node 0 was full at the one before: the newest step that both have is older than the newest of
-either. Every rank resumes from *its* newest: the replicas differ from the first
-step on, and their gradients are summed all the same. The one that is ahead ends with success;
-the other one, which is behind, gets the error.
+Each node saves on its own disk. Node 1 was cut off before its last save, and the disk of node 0
+was full at the save before that. Therefore the newest step that both nodes have is older than
+the newest step of each node. If every rank resumes from its own newest checkpoint, the replicas
+are different, but their gradients are summed anyway. The rank that is ahead ends with success.
+The rank that is behind gets an error.
 
-    newest    each its own: wrong weights, and an error on the rank that made no mistake
-    common    the newest step that all ranks have, agreed upon before anything is loaded
+    newest    each rank resumes from its own newest checkpoint: the weights are wrong
+    common    the ranks agree on the newest step that all of them have, before they load it
 
 The ranks are forked, so torch is imported once. Linux and macOS only.
 """
@@ -25,15 +25,15 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-RANKS, STEPS, KEPT = 2, 12, {0: [3, 9], 1: [3, 6]}  # the steps that each disk holds
+RANKS, STEPS, ON_DISK = 2, 12, {0: [3, 9], 1: [3, 6]}  # the saved steps, by rank
 
 
 # --8<-- [start:agree]
 def newest_common(steps: list[int]) -> int:
-    """The newest step that every rank has on its disk; 0, the start, if there is none."""
-    everybodys: list = [None] * dist.get_world_size()
-    dist.all_gather_object(everybodys, steps)
-    return max(set.intersection(*map(set, everybodys)), default=0)
+    """The newest step that every rank has on its disk, or 0 if there is no such step."""
+    all_steps: list = [None] * dist.get_world_size()
+    dist.all_gather_object(all_steps, steps)
+    return max(set.intersection(*map(set, all_steps)), default=0)
 
 
 # --8<-- [end:agree]
@@ -53,7 +53,7 @@ def undisturbed(steps: int) -> torch.Tensor:
 
 
 def resume(rank: int, disk: Path, how: str) -> tuple[int, str, torch.Tensor]:
-    """Where this rank began, how it ended, and its weights."""
+    """The step from which this rank resumed, how it ended, and its weights."""
     steps = [int(path.stem) for path in disk.iterdir()]
     first = newest_common(steps) if how == "common" else max(steps)
     weights = torch.load(disk / f"{first}.pt", weights_only=True)
@@ -70,31 +70,31 @@ def resume(rank: int, disk: Path, how: str) -> tuple[int, str, torch.Tensor]:
     return first, "done", weights
 
 
-def resume_and_tell(rank: int, folder: Path, how: str) -> None:
+def resume_and_report(rank: int, folder: Path, how: str) -> None:
     end = resume(rank, folder.parent / f"disk.{rank}", how)
     (folder / f"{rank}").write_bytes(pickle.dumps(end))
 
 
-def fork_quiet_rank(rank: int, folder: Path, work: Callable, *given) -> int:
-    """Start a process that is this rank, and runs `work(rank, folder, *given)`; its number."""
+def fork_rank_without_stderr(rank: int, folder: Path, work: Callable, *rest) -> int:
+    """Start a process that runs `work(rank, folder, *rest)` as this rank. Return its pid."""
     if pid := os.fork():
         return pid
     try:
-        signal.alarm(600)  # whatever happens, no rank outlives this
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what gloo says on its way out
+        signal.alarm(600)  # in any case, the rank ends after this time
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # gloo prints errors when it ends
         store = dist.FileStore(str(folder / "store"), RANKS)
         timeout = timedelta(seconds=300)
         dist.init_process_group(
             "gloo", store=store, rank=rank, world_size=RANKS, timeout=timeout
         )
-        work(rank, folder, *given)
+        work(rank, folder, *rest)
         os._exit(0)
     finally:
         os._exit(1)
 
 
 def wait_for(ranks: list[int]) -> list[int]:
-    """Exit statuses, below 0 for a signal; if this process is interrupted, they end too."""
+    """Exit statuses, below 0 for a signal. After an interrupt, the ranks end too."""
     statuses: list[int] = []
     try:
         for pid in ranks:
@@ -111,26 +111,29 @@ def main() -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        for rank, steps in KEPT.items():
+        for rank, steps in ON_DISK.items():
             disk = folder / f"disk.{rank}"
             disk.mkdir()
             for step in steps:
                 torch.save(undisturbed(step), disk / f"{step}.pt")
             print(f"rank {rank} has checkpoints of steps {steps}")
         for how in ("newest", "common"):
-            told = folder / how
-            told.mkdir()
-            ranks = [fork_quiet_rank(rank, told, resume_and_tell, how) for rank in range(RANKS)]
+            reports = folder / how
+            reports.mkdir()
+            ranks = [
+                fork_rank_without_stderr(rank, reports, resume_and_report, how)
+                for rank in range(RANKS)
+            ]
             assert not any(wait_for(ranks))
-            ends = [pickle.loads((told / f"{rank}").read_bytes()) for rank in range(RANKS)]
+            ends = [pickle.loads((reports / f"{rank}").read_bytes()) for rank in range(RANKS)]
             print(how)
             right = undisturbed(STEPS)
-            assert not torch.equal(advance(right, 1, 0), advance(right, 1, 1))  # own rows
+            assert not torch.equal(advance(right, 1, 0), advance(right, 1, 1))  # different rows
             for rank, (first, end, weights) in enumerate(ends):
-                far = (weights - right).abs().max().item()
-                equal = "weights right" if far < 1e-5 else f"weights off by ≈{far:.3f}"
-                print(f"  rank {rank} resumed from step {first}: {end}, {equal}")
-                assert (far < 1e-5) == (how == "common") and (how == "common" or far > 1e-3)
+                error = (weights - right).abs().max().item()
+                result = "correct weights" if error < 1e-5 else f"weights wrong by ≈{error:.3f}"
+                print(f"  rank {rank} resumed from step {first}: {end}, {result}")
+                assert (error < 1e-5) == (how == "common") and (how == "common" or error > 1e-3)
             if how == "newest":
                 assert [end for _, end, _ in ends] == [
                     "done",
