@@ -154,9 +154,7 @@ def main() -> None:
     for hours in (1, 6):
         formula = between / 60 * math.expm1(hours * 60 / between)
         assert abs(hours_without_saves(hours, between / 60) / formula - 1) < 0.04, hours
-    print(
-        f"24 h of work without any save: {alone:,.0f} h, {alone / 24:.0f} days, on average"
-    )
+    print(f"24 h of work without any save: {alone:,.0f} h, {alone / 24:.0f} days, on average")
     draw(5.0, 10.0)
 
 

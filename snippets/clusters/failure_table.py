@@ -96,8 +96,10 @@ def main() -> None:
     assert named == sorted(named, reverse=True)  # as in the paper's table
     per_gpu = GPUS * HOURS / failures
     print(f"{failures} failures, {GPUS * HOURS:,} GPU-hours: one in {per_gpu:,.0f} GPU-hours,")
-    print(f"so a GPU, with its part of the node and network, stops a job once in "
-        f"{per_gpu / 24 / 365:.1f} years")
+    print(
+        f"so a GPU, with its part of the node and network, stops a job once in "
+        f"{per_gpu / 24 / 365:.1f} years"
+    )
     hardware = failures - CAUSES["software"] - CAUSES["host maintenance"] - CAUSES["the rest"]
     print(f"per 1,000 node-days: {1000 * failures / (54 * GPUS / 8):.2f} failures")
     print(f"faulty GPUs and HBM3: {(148 + 72) / failures:.0%}; all causes except")

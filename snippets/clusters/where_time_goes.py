@@ -5,6 +5,8 @@ step of four ranks, and one pipeline of three stages. All widths come from small
 the program checks that the parts of each schedule add up. Plain Python writes the SVG.
 """
 
+import itertools
+
 INTERVAL, SAVE, RESTART, LIFE = 20, 3, 12, 94  # minutes
 RANKS = {"rank 0": 9.0, "rank 1": 8.6, "rank 2": 11.5, "rank 3": 9.2}  # time to compute
 EXCHANGE = 2.0  # time of the all-reduce, in the same unit
@@ -99,10 +101,16 @@ def draw() -> str:
     parts += [draw_text(8, 106, "failure", ORANGE, 13)]
     parts += [draw_text(round(end, 1), 106, "failure", ORANGE, 13, 'text-anchor="end"')]
     parts += [
-        draw_text(200, 106, "narrow boxes: saves; at the end: work that was never saved", MUTED, 13)
+        draw_text(
+            200, 106, "narrow boxes are saves; the work at the end was never saved", MUTED, 13
+        )
     ]
 
-    parts += [badge(16, 144, 2), badge(42, 144, 3), draw_text(62, 149, "One step of four ranks")]
+    parts += [
+        badge(16, 144, 2),
+        badge(42, 144, 3),
+        draw_text(62, 149, "One step of four ranks"),
+    ]
     for n, (name, compute) in enumerate(RANKS.items()):
         y = 164 + 34 * n
         parts += [draw_text(8, y + 18, name, MUTED, 13)]
@@ -133,12 +141,14 @@ def main() -> None:
         file.write(draw())
     rows = [one_life(), *map(one_step, RANKS.values()), *map(one_pipeline, range(STAGES))]
     for spans in rows:  # each span begins where the span before it ends
-        assert all(a[2] == b[1] for a, b in zip(spans, spans[1:], strict=False))
+        assert all(a[2] == b[1] for a, b in itertools.pairwise(spans))
 
     life = one_life()
     saves = (LIFE - RESTART) // (INTERVAL + SAVE)
     assert seconds(life, "work") == saves * INTERVAL and seconds(life, "save") == saves * SAVE
-    parts = ", ".join(f"{kind} {seconds(life, kind)}" for kind in COLOURS if seconds(life, kind))
+    parts = ", ".join(
+        f"{kind} {seconds(life, kind)}" for kind in COLOURS if seconds(life, kind)
+    )
     print(f"1 minutes of {LIFE} between two failures: {parts}")
 
     steps = [one_step(compute) for compute in RANKS.values()]
