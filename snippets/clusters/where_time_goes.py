@@ -54,7 +54,7 @@ def one_pipeline(stage: int) -> list[Span]:
 
 
 def draw_text(
-    x: float, y: float, words: str, colour: str = INK, size: int = 14, extra: str = ""
+    x: float, y: float, words: str, colour: str = INK, size: int = 14, extra=""
 ) -> str:
     return f'<text x="{x}" y="{y}" fill="{colour}" font-size="{size}" {extra}>{words}</text>'
 
