@@ -421,7 +421,7 @@ def compare(seen: Watched, formula: float, what: str) -> str:
         return f"{formula / MIB:.2f} MiB by formula (not counted here)"
     counted = f"{formula / MIB:.2f} MiB by formula, ≈{seen.crossed / MIB:.2f} MiB on {LINK}"
     low, high = 0.97 * formula - 32e3, 1.1 * formula + 128e3
-    assert low <= seen.crossed <= high, f"{what}: your formula is wrong: {counted}"
+    assert low <= seen.crossed <= high, f"{what}: the counted bytes differ: {counted}"
     return counted
 
 
@@ -466,7 +466,7 @@ def hierarchical_all_reduce(
     tensor: torch.Tensor, inner: dist.ProcessGroup, outer: dist.ProcessGroup
 ) -> None:
     """Sum a flat tensor over all ranks in place. The inner group divides it equally."""
-    # >>> solution 5: reduce-scatter inside, all-reduce of one piece outside, all-gather inside
+    # >>> solution 5: reduce-scatter inside, all-reduce a piece across, all-gather inside
     # hint: tensor.chunk(number) returns pieces that are views of the tensor
     # hint: dist.reduce_scatter and dist.all_gather need a list of pieces, one for each rank
     pieces = list(tensor.chunk(dist.get_world_size(inner)))
