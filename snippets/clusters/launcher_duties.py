@@ -61,18 +61,18 @@ def box(x: float, y: float, width: float, height: float, colour: str, dashed=Fal
     )
 
 
-def arrow(x1: float, y1: float, x2: float, y2: float, colour: str = MUTED, both=False) -> str:
-    start = ' marker-start="url(#head)"' if both else ""
+def arrow(x1: float, y1: float, x2: float, y2: float, colour: str = MUTED) -> str:
     return (
         f'<line x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}" stroke="{colour}" stroke-width="1.8" '
-        f'marker-end="url(#head)"{start}/>'
+        'marker-end="url(#head)"/>'
     )
 
 
 def badge(x: float, y: float, number: int) -> str:
     middle = 'text-anchor="middle" font-weight="600"'
-    circle = f'<circle cx="{x}" cy="{y}" r="11" fill="{ORANGE}"/>'
-    return circle + draw_text(x, y + 5, str(number), "#ffffff", 14, middle)
+    return f'<circle cx="{x}" cy="{y}" r="11" fill="{ORANGE}"/>' + draw_text(
+        x, y + 5, str(number), "#ffffff", 14, middle
+    )
 
 
 def draw(numbers: list[list[int]]) -> str:
@@ -80,7 +80,7 @@ def draw(numbers: list[list[int]]) -> str:
     parts = [
         '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 720 556" '
         'font-family="system-ui, sans-serif"><defs><marker id="head" viewBox="0 0 8 8" '
-        'refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto-start-reverse">'
+        'refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
         f'<path d="M0 0L8 4L0 8z" fill="{MUTED}"/></marker></defs>'
     ]
     parts += [box(160, 4, 400, 44, ORANGE)]
@@ -102,11 +102,12 @@ def draw(numbers: list[list[int]]) -> str:
     parts += [badge(130, 70, 1), badge(226, 70, 6), badge(172, 190, 2)]
     parts += [badge(46, 160, 4), draw_text(62, 165, "watch", MUTED, 13)]
     parts += [badge(252, 160, 5), draw_text(268, 165, "signal", MUTED, 13)]
-    parts += [arrow(258, 122, 461, 122, both=True), badge(360, 122, 3)]
+    parts += [arrow(360, 122, 461, 122), arrow(360, 122, 259, 122), badge(360, 122, 3)]
     parts += [draw_text(342, 80, "meeting", MUTED, 12), draw_text(346, 96, "point", MUTED, 12)]
     parts += [box(160, 306, 400, 34, INK), badge(160, 306, 7)]
     parts += [draw_text(182, 328, "one folder for checkpoints, which all nodes share")]
-    parts += [arrow(178, 281, 250, 303, both=True), arrow(542, 281, 470, 303, both=True)]
+    for x1, x2 in ((178, 250), (542, 470)):
+        parts += [arrow(x1, 281, x2, 303), arrow(x2, 303, x1, 281)]
     for number, duty in enumerate(DUTIES, 1):
         y = 366 + 28 * (number - 1)
         parts += [badge(16, y, number), draw_text(36, y + 5, duty, INK, 15)]
