@@ -296,6 +296,7 @@ SECOND_EDITION = [
     "09_blocks_and_schedules.md",
     "09_serving.md",
     "clusters/failures.md",
+    "clusters/from_one_to_many.md",
     "clusters/scale.md",
 ]
 
