@@ -1,14 +1,14 @@
 """Reads the error counters of links twice, and judges what was added in between.
 
-A counter that has grown for a year says little. What it adds per minute says whether the link is
-bad today. The program shows three traps: a large old total, a counter that was cleared between
-the two readings, and a counter of 8 or 16 bits that is full and cannot count any more.
+A counter that has grown for a year says little. What it adds per minute says whether the link
+is bad today. The program shows three traps: a large old total, a counter that was cleared
+between the two readings, and a counter of 8 or 16 bits that is full and counts no further.
 
     python link_rates.py [SECONDS]     on a machine with InfiniBand or RoCE ports
 
 Elsewhere it writes SYNTHETIC counters into a folder and reads them through the same function.
-The limits for PCIe and NVLink are the ones of NVIDIA's DCGM (modules/health/DcgmHealthWatch.cpp);
-the two rules for InfiniBand are rules of thumb of this page.
+The limits for PCIe and NVLink are the ones of NVIDIA's DCGM (DcgmHealthWatch.cpp). The rules
+for InfiniBand are rules of thumb of this book.
 """
 
 import math
@@ -17,7 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
-# bits of the counter in a port (Linux, drivers/infiniband/core/sysfs.c); it stops when it is full
+# bits of a counter in the port (Linux, drivers/infiniband/core/sysfs.c); full, it stops
 WIDTH = {
     "symbol_error": 16,
     "link_error_recovery": 8,
@@ -26,7 +26,6 @@ WIDTH = {
 }
 
 
-# --8<-- [start:read]
 def read_ports(root: Path) -> dict[tuple[str, str], int]:
     """(device/port, counter) -> value, for every port under /sys/class/infiniband."""
     found = {}
@@ -37,10 +36,6 @@ def read_ports(root: Path) -> dict[tuple[str, str], int]:
     return found
 
 
-# --8<-- [end:read]
-
-
-# --8<-- [start:judge]
 def added(name: str, before: int, after: int) -> int | None:
     """What the counter added, or None if it is full and cannot say."""
     if name in WIDTH and after == 2 ** WIDTH[name] - 1:
@@ -58,10 +53,6 @@ def judge(name: str, before: int, after: int, seconds: float) -> str:
     return f"{per_minute:,.0f} per minute: watch this link" if count else "quiet"
 
 
-# --8<-- [end:judge]
-
-
-# --8<-- [start:limits]
 def bit_errors_per_minute(bits_per_second: float, error_rate: float) -> float:
     return bits_per_second * error_rate * 60
 
@@ -79,8 +70,6 @@ def judge_nvlink(replays: int, recoveries: int, crc_errors: int, seconds: float)
         return "failure: 100 CRC errors per second"
     return "warning: CRC errors, corrected by sending again" if crc_errors else "quiet"
 
-
-# --8<-- [end:limits]
 
 SYNTHETIC = [  # port, counter, before, after; what the reader should conclude
     ("mlx5_0/1", "symbol_error", 48_211, 48_211, "quiet"),

@@ -1,14 +1,14 @@
 """Reads the ECC counters and the row remapper of each GPU, and says what they require.
 
-Four questions decide, the strictest first: did a remapping fail, did the driver ask for a reset,
-did an uncorrectable error happen since the driver was loaded, does a remapping wait for a reset?
-On a machine with a GPU the program reads NVML. Elsewhere it reads SYNTHETIC records through the
-same function: they were written for this program, and no GPU has counted them.
+Four questions decide, the strictest first. Did a remapping fail? Did the driver ask for a
+reset? Did an uncorrectable error happen since the driver was loaded? Does a remapping wait for
+a reset? On a machine with a GPU the program reads NVML. Elsewhere it reads SYNTHETIC records
+through the same function: they were written for this program, and no GPU has counted them.
 
 https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 try:
     import pynvml
@@ -17,7 +17,8 @@ except ImportError:  # then the synthetic records are shown
 
 CORRECTED, UNCORRECTED = 0, 1  # nvmlMemoryErrorType_t
 VOLATILE, AGGREGATE = 0, 1  # nvmlEccCounterType_t: since the driver was loaded, in its life
-PENDING_PAGES, RECOVERY_ACTION = 31, 230  # NVML_FI_DEV_RETIRED_PENDING, …_GET_GPU_RECOVERY_ACTION
+PENDING_PAGES = 31  # NVML_FI_DEV_RETIRED_PENDING
+RECOVERY_ACTION = 230  # NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
 ACTIONS = ["none", "reset the GPU", "reboot the node", "drain P2P", "drain and reset"]
 
 
@@ -38,7 +39,6 @@ class Memory:
     recovery_action: int | None  # index in ACTIONS
 
 
-# --8<-- [start:read]
 def read(nvml, handle) -> Memory:
     """The memory report of one GPU through `nvml`, which is pynvml or a simulation of it."""
 
@@ -66,10 +66,6 @@ def read(nvml, handle) -> Memory:
     )
 
 
-# --8<-- [end:read]
-
-
-# --8<-- [start:decide]
 def decide(memory: Memory) -> str:
     if memory.remapping_failed:
         return "drain the node, run the field diagnostic: it decides about a replacement"
@@ -84,9 +80,6 @@ def decide(memory: Memory) -> str:
     if memory.ecc == 0:
         return "turn ECC on: zeros mean nothing while it is off"
     return "nothing"
-
-
-# --8<-- [end:decide]
 
 
 class Synthetic:
@@ -155,8 +148,8 @@ RECORDS = [  # name, counters, what NVIDIA's documents require, read by hand
 
 
 def show(name: str, memory: Memory) -> None:
-    def pair(corrected: int | None, uncorrected: int | None) -> str:
-        return "/".join("-" if value is None else str(value) for value in (corrected, uncorrected))
+    def pair(*numbers: int | None) -> str:
+        return "/".join("-" if number is None else str(number) for number in numbers)
 
     now = pair(memory.volatile_corrected, memory.volatile_uncorrected)
     ever = pair(memory.aggregate_corrected, memory.aggregate_uncorrected)
@@ -173,18 +166,22 @@ def show(name: str, memory: Memory) -> None:
     print(f"           -> {decide(memory)}")
 
 
-def main() -> None:
+def read_machine() -> list[tuple[str, Memory]]:
+    """The memory reports of this machine's GPUs; none without a driver."""
+    if pynvml is None:
+        return []
     try:
-        if pynvml is None:
-            raise RuntimeError
         pynvml.nvmlInit()
-        handles = [
-            pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())
-        ]
-        real = [(str(i), read(pynvml, handle)) for i, handle in enumerate(handles)]
-        pynvml.nvmlShutdown()
-    except (RuntimeError, pynvml.NVMLError if pynvml else RuntimeError):
-        real = []
+    except pynvml.NVMLError:
+        return []
+    indices = range(pynvml.nvmlDeviceGetCount())
+    found = [(f"GPU {i}", read(pynvml, pynvml.nvmlDeviceGetHandleByIndex(i))) for i in indices]
+    pynvml.nvmlShutdown()
+    return found
+
+
+def main() -> None:
+    real = read_machine()
     simulation = Synthetic([record for _, record, _ in RECORDS])
     synthetic = [(name, read(simulation, i)) for i, (name, _, _) in enumerate(RECORDS)]
     for (name, memory), (_, _, expected) in zip(synthetic, RECORDS, strict=True):

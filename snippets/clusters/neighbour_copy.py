@@ -1,10 +1,10 @@
 """Each rank keeps its shard and a copy of another rank's shard, so a lost rank needs no disk.
 
-Four ranks train with sharded weights and momentum, as under FSDP: rank r has a quarter of each.
+Four ranks train with sharded weights and momentum, as under FSDP: each rank has a quarter.
 Every third step, rank r also sends its shard to a rank of the other node, which keeps it in
-memory. Rank 2 is killed. A new process takes its place and gets the shard from the rank with the
-copy; the other ranks return to the same step. Every rank keeps two generations, because a rank
-can die in the middle of a copy: then some ranks have the new generation and some do not.
+memory. Rank 2 is killed. A new process takes its place and gets the shard from the rank with
+the copy; the other ranks return to the same step. Every rank keeps two generations, because a
+rank can die in the middle of a copy: then some ranks have the new generation and some do not.
 
 All results are compared with an undisturbed run, bit for bit. If both ranks of a pair die, the
 shards are lost, and every rank says so. The last part counts which failures lose data.
@@ -42,7 +42,6 @@ def form_group(store: dist.Store, round_number: int, rank: int, ranks: int) -> N
     dist.init_process_group("gloo", store=keys, rank=rank, world_size=ranks, timeout=LIMIT)
 
 
-# --8<-- [start:copies]
 class Shard:
     """A quarter of the weights and of the momentum, and another rank's quarter as a copy."""
 
@@ -78,11 +77,8 @@ class Shard:
                     del kept[newer]
 
 
-# --8<-- [end:copies]
-
-
 def train_step(shard: Shard, number: int) -> None:
-    """One step of sharded training: gather the weights, reduce the gradient, update a quarter."""
+    """One sharded step: gather the weights, reduce the gradient, update a quarter."""
     quarters = [torch.empty(WIDTH // RANKS) for _ in range(RANKS)]
     dist.all_gather(quarters, shard.state[0].contiguous())
     weights = torch.cat(quarters)
@@ -95,7 +91,6 @@ def train_step(shard: Shard, number: int) -> None:
     shard.state[0].sub_(0.01 * shard.state[1])
 
 
-# --8<-- [start:train]
 def train(store: dist.Store, rank: int, round_number: int, deaths: dict[int, str]) -> dict:
     """`deaths`: rank -> the place at which it is killed, in the first round."""
     shard, start = Shard(rank), 0
@@ -128,9 +123,6 @@ def train(store: dist.Store, rank: int, round_number: int, deaths: dict[int, str
             round_number += 1
         finally:
             dist.destroy_process_group()
-
-
-# --8<-- [end:train]
 
 
 def fork_rank(rank: int, port: int, folder: Path, round_number: int, deaths: dict) -> int:
@@ -166,7 +158,6 @@ def run_all(deaths: dict[int, str]) -> list[dict]:
         return [torch.load(folder / f"rank.{r}", weights_only=True) for r in range(RANKS)]
 
 
-# --8<-- [start:count]
 def fatal(holders: list[int], failed: set[int]) -> bool:
     """Whether a shard is lost: its owner failed, and so did the rank with the copy."""
     return any(rank in failed and holders[rank] in failed for rank in range(len(holders)))
@@ -176,9 +167,6 @@ def count(holders: list[int], groups: list[set[int]], at_once: int) -> str:
     """How many choices of `at_once` groups of ranks lose data, of how many."""
     choices = list(itertools.combinations(groups, at_once))
     return f"{sum(fatal(holders, set().union(*c)) for c in choices)} of {len(choices)}"
-
-
-# --8<-- [end:count]
 
 
 def main() -> None:
@@ -193,7 +181,7 @@ def main() -> None:
 
     for death, expected in (("step 8", 6), ("copy 6", 3)):
         found = run_all({2: death})
-        same = all(torch.equal(a["state"], b["state"]) for a, b in zip(found, quiet, strict=True))
+        same = all(torch.equal(found[r]["state"], quiet[r]["state"]) for r in range(RANKS))
         starts = {r["start"] for r in found}
         print(f"rank 2 killed at {death}: all return to step {starts}, same bits: {same}")
         assert same and starts == {expected}

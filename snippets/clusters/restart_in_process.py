@@ -4,7 +4,7 @@ Rank 2 of four raises an error after the all-reduce of step 5 and before its upd
 ranks have finished step 5 and wait in step 6, where they get an error because rank 2 closes its
 connections. Every rank catches its error, destroys its process group, writes its step into the
 store under the number of the new round, and forms a new group. The ranks stopped at different
-steps, so all return to the oldest of them, step 4: each rank keeps the state of one step before.
+steps, so all return to the oldest of them, step 4. For this, each rank keeps one older state.
 
 The program compares the result with an undisturbed run, bit for bit. A third run leaves out the
 return to the common step, and its ranks end with different weights. The ranks are forked, so
@@ -29,7 +29,6 @@ RANKS, STEPS, VICTIM, AT, WIDTH = 4, 9, 2, 5, 64
 LIMIT = timedelta(seconds=60)
 
 
-# --8<-- [start:group]
 def form_group(store: dist.Store, round_number: int, rank: int, ranks: int) -> None:
     """A new process group for this round. Its keys must not meet the keys of earlier rounds."""
     keys = dist.PrefixStore(f"round {round_number}", store)
@@ -44,9 +43,6 @@ def oldest_step(store: dist.Store, round_number: int, rank: int, step: int) -> i
     return min(int(store.get(key)) for key in keys)
 
 
-# --8<-- [end:group]
-
-
 def gradient_of(weights: torch.Tensor, step: int, rank: int) -> torch.Tensor:
     """The gradient of a least-squares loss on the rows of this step and rank."""
     dice = torch.Generator().manual_seed(1000 * step + rank)
@@ -54,7 +50,6 @@ def gradient_of(weights: torch.Tensor, step: int, rank: int) -> torch.Tensor:
     return x.T @ (x @ weights - x.sin().sum(1)) / 8
 
 
-# --8<-- [start:train]
 class Run:
     """The state of one rank: it outlives every process group."""
 
@@ -105,9 +100,6 @@ def train(store: dist.Store, rank: int, fault: bool, agree: bool) -> dict:
         "stopped": stopped,
         "restart": restart,
     }
-
-
-# --8<-- [end:train]
 
 
 def fork_rank(rank: int, port: int, folder: Path, fault: bool, agree: bool) -> int:

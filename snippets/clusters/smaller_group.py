@@ -1,9 +1,9 @@
 """A rank is killed, and the survivors form a smaller group and go on.
 
-Rank 2 of four ends by SIGKILL before the all-reduce of step 5. The survivors get an error, write
-their step into the store, and wait for a last call, because nobody can tell them how many will
-come. Then each proposes the list of ranks that it sees. The store accepts one proposal, and all
-follow it. A rank that is not in the list must end.
+Rank 2 of four ends by SIGKILL before the all-reduce of step 5. The survivors get an error and
+write their rank into the store. Then they wait for a while, because they do not know how many
+ranks will come. Each proposes the list of ranks that it sees, the store accepts one proposal,
+and all follow it. A rank that is not in the list must end.
 
 What changes with N? The batch of 12 rows is dealt anew, four rows to each of three ranks, and
 the sum is divided by 12 rows. So the run stays the run of one process on 12 rows. The program
@@ -29,7 +29,6 @@ RANKS, STEPS, VICTIM, AT, WIDTH, ROWS = 4, 9, 2, 5, 64, 12
 LIMIT, LAST_CALL = timedelta(seconds=60), 1.0  # seconds
 
 
-# --8<-- [start:members]
 def members(store: dist.Store, round_number: int, rank: int) -> list[int]:
     """The ranks of this round, in order. Every rank that returns has the same list."""
     came = f"round {round_number}, came: "
@@ -45,9 +44,6 @@ def members(store: dist.Store, round_number: int, rank: int) -> list[int]:
     return ranks
 
 
-# --8<-- [end:members]
-
-
 def form_group(store: dist.Store, round_number: int, rank: int, ranks: int) -> None:
     """A new process group for this round. Its keys must not meet the keys of earlier rounds."""
     keys = dist.PrefixStore(f"round {round_number}", store)
@@ -60,7 +56,6 @@ def batch(step: int) -> torch.Tensor:
     return torch.randn(ROWS, WIDTH, generator=dice, dtype=torch.float64)
 
 
-# --8<-- [start:step]
 def sum_of_gradients(weights: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     return x.T @ (x @ weights - x.sin().sum(1))
 
@@ -71,9 +66,6 @@ def gradient_of(weights: torch.Tensor, step: int) -> torch.Tensor:
     total = sum_of_gradients(weights, batch(step)[rank::ranks])
     dist.all_reduce(total)
     return total / ROWS
-
-
-# --8<-- [end:step]
 
 
 def other_rules(weights: torch.Tensor, step: int) -> list[float]:

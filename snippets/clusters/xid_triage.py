@@ -79,7 +79,6 @@ class Verdict:
         return ACTIONS[self.action] + (f"; LOOK UP {numbers}" if numbers else "")
 
 
-# --8<-- [start:triage]
 def triage(lines: Iterable[str]) -> dict[Gpu, Verdict]:
     """What each GPU needs that reported an Xid."""
     events = defaultdict(list)
@@ -117,8 +116,6 @@ def decide(seen: list[tuple[int, str]]) -> Verdict:
             verdict.reasons.append(line)
     return verdict
 
-
-# --8<-- [end:triage]
 
 # Made up for this program in the format of the driver's messages; no GPU has written them.
 SAMPLE = """\
