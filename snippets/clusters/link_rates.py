@@ -46,11 +46,11 @@ def added(name: str, before: int, after: int) -> int | None:
 def judge(name: str, before: int, after: int, seconds: float) -> str:
     count = added(name, before, after)
     if count is None:
-        return "full: clear the counter and read it again"
+        return "full: clear the counter, read it again"
     per_minute = count * 60 / seconds
     if name == "link_downed":
-        return "the link went down: look at cable and port" if count else "quiet"
-    return f"{per_minute:,.0f} per minute: watch this link" if count else "quiet"
+        return "the link went down: look at cable and port" if count else "no new error"
+    return f"{per_minute:,.0f} per minute: watch this link" if count else "no new error"
 
 
 def bit_errors_per_minute(bits_per_second: float, error_rate: float) -> float:
@@ -68,16 +68,16 @@ def judge_nvlink(replays: int, recoveries: int, crc_errors: int, seconds: float)
         return "failure: one replay or recovery is enough"
     if crc_errors / seconds >= 100:
         return "failure: 100 CRC errors per second"
-    return "warning: CRC errors, corrected by sending again" if crc_errors else "quiet"
+    return "warning: CRC errors, corrected by sending again" if crc_errors else "no new error"
 
 
 SYNTHETIC = [  # port, counter, before, after; what the reader should conclude
-    ("mlx5_0/1", "symbol_error", 48_211, 48_211, "quiet"),
-    ("mlx5_0/1", "link_downed", 3, 3, "quiet"),
+    ("mlx5_0/1", "symbol_error", 48_211, 48_211, "no new error"),
+    ("mlx5_0/1", "link_downed", 3, 3, "no new error"),
     ("mlx5_1/1", "symbol_error", 12, 252, "240 per minute: watch this link"),
     ("mlx5_1/1", "link_downed", 0, 1, "the link went down: look at cable and port"),
-    ("mlx5_2/1", "symbol_error", 65_535, 65_535, "full: clear the counter and read it again"),
-    ("mlx5_2/1", "link_downed", 255, 255, "full: clear the counter and read it again"),
+    ("mlx5_2/1", "symbol_error", 65_535, 65_535, "full: clear the counter, read it again"),
+    ("mlx5_2/1", "link_downed", 255, 255, "full: clear the counter, read it again"),
     ("mlx5_3/1", "port_rcv_errors", 900, 7, "7 per minute: watch this link"),
 ]
 
@@ -124,7 +124,7 @@ def main() -> None:
         print("  {} replays, {} recoveries, {} CRC errors: ".format(*case), end="")
         print(judge_nvlink(*case, 60.0))
     verdicts = [judge_nvlink(0, 0, n, 60.0).split(":")[0] for n in (0, 1, 5_999, 6_000)]
-    assert verdicts == ["quiet", "warning", "warning", "failure"]
+    assert verdicts == ["no new error", "warning", "warning", "failure"]
     assert all(judge_nvlink(*c, 0, 60.0).startswith("failure") for c in ((1, 0), (0, 1)))
     for rate in (1e-12, 1e-15):
         minutes = 1 / bit_errors_per_minute(400e9, rate)

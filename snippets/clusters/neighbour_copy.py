@@ -146,14 +146,18 @@ def run_all(deaths: dict[int, str]) -> list[dict]:
         folder = Path(name)
         running = {fork_rank(r, store.port, folder, 0, deaths): r for r in range(RANKS)}
         killed = []
-        while running:
-            pid, status = os.wait()
-            rank = running.pop(pid)
-            if os.waitstatus_to_exitcode(status) == -signal.SIGKILL:
-                killed.append(rank)
-                running[fork_rank(rank, store.port, folder, 1, deaths)] = rank
-            else:
-                assert status == 0, f"rank {rank} failed"
+        try:
+            while running:
+                pid, status = os.wait()
+                rank = running.pop(pid)
+                if os.waitstatus_to_exitcode(status) == -signal.SIGKILL:
+                    killed.append(rank)
+                    running[fork_rank(rank, store.port, folder, 1, deaths)] = rank
+                else:
+                    assert status == 0, f"rank {rank} failed"
+        finally:
+            for pid in running:
+                os.kill(pid, signal.SIGKILL)
         assert sorted(killed) == sorted(deaths)
         return [torch.load(folder / f"rank.{r}", weights_only=True) for r in range(RANKS)]
 
@@ -173,19 +177,21 @@ def main() -> None:
     if not hasattr(os, "fork"):
         sys.exit("neighbour_copy.py forks its ranks: it needs Linux or macOS")
     torch.set_num_threads(1)
-    quiet = run_all({})
+    undisturbed = run_all({})
     shard_bytes = 2 * WIDTH // RANKS * 4
     copies = 1 + STEPS // EVERY
     print(f"a shard is {shard_bytes} bytes; a rank sends it {copies} times in {STEPS} steps")
-    assert [r["sent"] for r in quiet] == [copies * shard_bytes] * RANKS
+    assert [r["sent"] for r in undisturbed] == [copies * shard_bytes] * RANKS
 
     for death, expected in (("step 8", 6), ("copy 6", 3)):
         found = run_all({2: death})
-        same = all(torch.equal(found[r]["state"], quiet[r]["state"]) for r in range(RANKS))
+        same = all(
+            torch.equal(found[r]["state"], undisturbed[r]["state"]) for r in range(RANKS)
+        )
         starts = {r["start"] for r in found}
         print(f"rank 2 killed at {death}: all return to step {starts}, same bits: {same}")
         assert same and starts == {expected}
-    assert quiet[0]["state"].abs().min() > 0
+    assert undisturbed[0]["state"].abs().min() > 0
 
     both = run_all({0: "step 8", 2: "step 8"})
     print(f"ranks 0 and 2 killed at step 8: lost shards {both[0]['lost']}, read the disk")

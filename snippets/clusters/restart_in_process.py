@@ -116,13 +116,25 @@ def fork_rank(rank: int, port: int, folder: Path, fault: bool, agree: bool) -> i
         os._exit(1)
 
 
+def wait_for(ranks: list[int]) -> list[int]:
+    """Exit statuses, below 0 for a signal; if this process is interrupted, they end too."""
+    statuses: list[int] = []
+    try:
+        for pid in ranks:
+            statuses.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        return statuses
+    finally:
+        for pid in ranks[len(statuses) :]:
+            os.kill(pid, signal.SIGKILL)
+
+
 def run_all(fault: bool, agree: bool = True) -> list[dict]:
     """Train once on forked ranks. The store is here, in a process that does not train."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         pids = [fork_rank(r, store.port, folder, fault, agree) for r in range(RANKS)]
-        statuses = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+        statuses = wait_for(pids)
         assert statuses == [0] * RANKS, statuses
         return [torch.load(folder / f"rank.{r}", weights_only=True) for r in range(RANKS)]
 
@@ -131,23 +143,23 @@ def main() -> None:
     if not hasattr(os, "fork"):
         sys.exit("restart_in_process.py forks its ranks: it needs Linux or macOS")
     torch.set_num_threads(1)
-    quiet = run_all(fault=False)
+    undisturbed = run_all(fault=False)
     restarted = run_all(fault=True)
     careless = run_all(fault=True, agree=False)
 
-    print(f"rounds, undisturbed: {[r['rounds'] for r in quiet]}")
+    print(f"rounds, undisturbed: {[r['rounds'] for r in undisturbed]}")
     print(f"rounds, with a fault: {[r['rounds'] for r in restarted]}")
     stopped = [r["stopped"] for r in restarted]
     print(f"steps finished when the error came: {stopped}")
     print(f"so all return to step {min(stopped)}")
     assert stopped == [AT if r != VICTIM else AT - 1 for r in range(RANKS)]
-    assert [r["rounds"] for r in quiet] == [1] * RANKS
+    assert [r["rounds"] for r in undisturbed] == [1] * RANKS
     assert [r["rounds"] for r in restarted] == [2] * RANKS
 
-    same = [torch.equal(r["state"], quiet[0]["state"]) for r in restarted]
+    same = [torch.equal(r["state"], undisturbed[0]["state"]) for r in restarted]
     print(f"same bits as the undisturbed run: {same}")
-    assert all(same) and quiet[0]["state"].abs().min() > 0
-    same = [torch.equal(r["state"], quiet[0]["state"]) for r in careless]
+    assert all(same) and undisturbed[0]["state"].abs().min() > 0
+    same = [torch.equal(r["state"], undisturbed[0]["state"]) for r in careless]
     apart = (careless[VICTIM]["state"][0] - careless[0]["state"][0]).abs().max()
     print(f"without the return to a common step: {same}")
     assert not any(same) and apart > 1e-3

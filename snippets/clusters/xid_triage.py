@@ -134,6 +134,7 @@ Nov 29 06:40:00 node23 kernel: NVRM: Xid (PCI:0000:4d:00): 63, pid=501, name=pyt
 Nov 29 06:40:00 node23 kernel: NVRM: Xid (PCI:0000:4d:00): 94, pid=501, name=python, Contained: SM (0x1). RST: No, D-RST: No
 Nov 29 06:41:00 node23 kernel: NVRM: Xid (PCI:0000:ab:00): 999, pid=502, name=python, a number of the future
 Nov 29 06:41:05 node23 kernel: NVRM: Xid (PCI:0000:ab:00): 149, NETIR_LINK_EVT  Fatal   XC0 i0 Link 01 (0x021425c6 0x00000000 0x00000000 0x00000000 0x00000000 0x00000000)
+Nov 29 06:41:05 node23 kernel: NVRM: Xid (PCI:0000:ab:00): 154, GPU recovery action changed from 0x0 (None) to 0x4 (Drain and Reset)
 Nov 29 06:41:30 node23 kernel: pcieport 0000:00:01.0: AER: Corrected error received: 0000:17:00.0
 [ 5107.644336] NVRM: Xid (PCI:0000:03:00): 95, pid=1, name=python, Uncontained: LTC TAG (0x2). RST: Yes, D-RST: No
 """  # noqa: E501
@@ -144,7 +145,7 @@ EXPECTED = {  # read off NVIDIA's catalog by hand, for the sample
     ("node12", "0000:cb:00"): "reset the GPU",
     ("node19", "0000:1a:00"): "restart the application",
     ("node23", "0000:4d:00"): "restart the application",
-    ("node23", "0000:ab:00"): "nothing now; LOOK UP Xid 149, Xid 999",
+    ("node23", "0000:ab:00"): "drain the node, reset its GPUs; LOOK UP Xid 149, Xid 999",
     ("this node", "0000:03:00"): "reset the GPU",
 }
 
