@@ -16,6 +16,7 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -102,15 +103,15 @@ def train(store: dist.Store, rank: int, fault: bool, agree: bool) -> dict:
     }
 
 
-def fork_rank(rank: int, port: int, folder: Path, fault: bool, agree: bool) -> int:
-    """Start a process that trains as this rank and saves what it returns; its number."""
+def fork_saving_rank(rank: int, port: int, folder: Path, work: Callable, *given) -> int:
+    """Start a process that saves what `work(store, rank, *given)` returns; its number."""
     if pid := os.fork():
         return pid
     try:
         signal.alarm(120)  # no rank outlives this
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # gloo's warnings
         store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=LIMIT)
-        torch.save(train(store, rank, fault, agree), folder / f"rank.{rank}")
+        torch.save(work(store, rank, *given), folder / f"rank.{rank}")
         os._exit(0)
     finally:
         os._exit(1)
@@ -133,7 +134,9 @@ def run_all(fault: bool, agree: bool = True) -> list[dict]:
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        pids = [fork_rank(r, store.port, folder, fault, agree) for r in range(RANKS)]
+        pids = [
+            fork_saving_rank(r, store.port, folder, train, fault, agree) for r in range(RANKS)
+        ]
         statuses = wait_for(pids)
         assert statuses == [0] * RANKS, statuses
         return [torch.load(folder / f"rank.{r}", weights_only=True) for r in range(RANKS)]
