@@ -22,6 +22,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # not left to torch: imported after init, it keeps the group alive
 
 RANKS, GPUS_PER_NODE, STEPS, EVERY, WIDTH = 4, 2, 11, 3, 64
 LIMIT, LOST = timedelta(seconds=60), -1
@@ -126,6 +127,26 @@ def train(store: dist.Store, rank: int, round_number: int, deaths: dict[int, str
             dist.destroy_process_group()
 
 
+def fork_store() -> tuple[int, int]:
+    """Start a process that serves a store and does not train; its number and its port.
+
+    The store has a thread. If it ran in this process, a fork could copy a lock that is taken.
+    """
+    receive, send = os.pipe()
+    if pid := os.fork():
+        os.close(send)
+        port = int(os.read(receive, 16))
+        os.close(receive)
+        return pid, port
+    try:
+        signal.alarm(120)
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        os.write(send, str(store.port).encode())
+        signal.pause()
+    finally:
+        os._exit(1)
+
+
 def fork_saving_rank(rank: int, port: int, folder: Path, work: Callable, *given) -> int:
     """Start a process that saves what `work(store, rank, *given)` returns; its number."""
     if pid := os.fork():
@@ -142,12 +163,10 @@ def fork_saving_rank(rank: int, port: int, folder: Path, work: Callable, *given)
 
 def run_all(deaths: dict[int, str]) -> list[dict]:
     """Train once. A rank that ends by a signal is replaced by a new process without state."""
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    server, port = fork_store()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        running = {
-            fork_saving_rank(r, store.port, folder, train, 0, deaths): r for r in range(RANKS)
-        }
+        running = {fork_saving_rank(r, port, folder, train, 0, deaths): r for r in range(RANKS)}
         killed = []
         try:
             while running:
@@ -155,13 +174,14 @@ def run_all(deaths: dict[int, str]) -> list[dict]:
                 rank = running.pop(pid)
                 if os.waitstatus_to_exitcode(status) == -signal.SIGKILL:
                     killed.append(rank)
-                    new = fork_saving_rank(rank, store.port, folder, train, 1, deaths)
+                    new = fork_saving_rank(rank, port, folder, train, 1, deaths)
                     running[new] = rank
                 else:
                     assert status == 0, f"rank {rank} failed"
         finally:
-            for pid in running:
+            for pid in [*running, server]:
                 os.kill(pid, signal.SIGKILL)
+            os.waitpid(server, 0)
         assert sorted(killed) == sorted(deaths)
         return [torch.load(folder / f"rank.{r}", weights_only=True) for r in range(RANKS)]
 

@@ -24,6 +24,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # not left to torch: imported after init, it keeps the group alive
 from torch.distributed.distributed_c10d import shrink_group
 
 RANKS, STEPS, VICTIM, AT, WIDTH, ROWS = 4, 9, 2, 5, 64, 12
@@ -108,6 +109,26 @@ def train(store: dist.Store, rank: int) -> dict:
     return {"weights": weights, "groups": groups, "said": said, "rules": rules}
 
 
+def fork_store() -> tuple[int, int]:
+    """Start a process that serves a store and does not train; its number and its port.
+
+    The store has a thread. If it ran in this process, a fork could copy a lock that is taken.
+    """
+    receive, send = os.pipe()
+    if pid := os.fork():
+        os.close(send)
+        port = int(os.read(receive, 16))
+        os.close(receive)
+        return pid, port
+    try:
+        signal.alarm(120)
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        os.write(send, str(store.port).encode())
+        signal.pause()
+    finally:
+        os._exit(1)
+
+
 def fork_saving_rank(rank: int, port: int, folder: Path, work: Callable, *given) -> int:
     """Start a process that saves what `work(store, rank, *given)` returns; its number."""
     if pid := os.fork():
@@ -138,11 +159,12 @@ def main() -> None:
     if not hasattr(os, "fork"):
         sys.exit("smaller_group.py forks its ranks: it needs Linux or macOS")
     torch.set_num_threads(1)
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    server, port = fork_store()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        pids = [fork_saving_rank(r, store.port, folder, train) for r in range(RANKS)]
+        pids = [fork_saving_rank(r, port, folder, train) for r in range(RANKS)]
         statuses = wait_for(pids)
+        os.kill(server, signal.SIGKILL)
         survivors = [r for r in range(RANKS) if r != VICTIM]
         results = [torch.load(folder / f"rank.{r}", weights_only=True) for r in survivors]
     print(f"exit statuses: {statuses}")
