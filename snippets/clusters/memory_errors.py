@@ -186,7 +186,7 @@ def main() -> None:
     synthetic = [(name, read(simulation, i)) for i, (name, _, _) in enumerate(RECORDS)]
     for (name, memory), (_, _, expected) in zip(synthetic, RECORDS, strict=True):
         assert decide(memory) == expected, name
-    print("GPUs of this machine" if real else "no GPU here: SYNTHETIC records")
+    print("GPUs of this machine" if real else "SYNTHETIC records, as NVML found no GPU")
     print("each pair of numbers: because of corrected/uncorrected errors")
     print("GPU        volatile aggregate rows  flags")
     for name, memory in real or synthetic:
