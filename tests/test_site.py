@@ -297,6 +297,7 @@ SECOND_EDITION = [
     "09_serving.md",
     "clusters/failures.md",
     "clusters/from_one_to_many.md",
+    "clusters/hardware_faults.md",
     "clusters/scale.md",
 ]
 
