@@ -153,7 +153,9 @@ def test_a_copy_that_did_not_fit_is_not_left(tmp_path: Path) -> None:
     script += f"{start} && exit 9; test ! -e my_labs/lab02_ddp.py"
     status, said = elsewhere("--mount", f"cd '{tmp_path}'; {script}", tmp_path)
     assert status == 0, said
-    assert f"cannot write my_labs/lab02_ddp.py: {machine.FULL}" in said, said
+    assert f"start.py cannot write my_labs/lab02_ddp.py: {machine.FULL}. Make sure" in said, (
+        said
+    )
 
 
 def test_a_book_that_can_only_be_read_passes(tmp_path: Path) -> None:

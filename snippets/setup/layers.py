@@ -82,7 +82,8 @@ def draw() -> str:
     parts += [text(16, 359, "the machine", MUTED, 13)]
     tops = {"your program": 36, "torch": 98, "CUDA libraries": 160, "driver": 236, "GPU": 298}
     for name, colour in LAYERS:
-        parts += [box(24, tops[name], 150, 44, colour), text(36, tops[name] + 28, name, INK, 15)]
+        y = tops[name]
+        parts += [box(24, y, 150, 44, colour), text(36, y + 28, name, INK, 15)]
     used = dict.fromkeys(tops, 0)
     for number, (layer, wrong, message, _) in enumerate(FAULTS, 1):
         alone = [fault[0] for fault in FAULTS].count(layer) == 1
