@@ -99,7 +99,7 @@ def draw() -> str:
 def main() -> None:
     with open("layers.svg", "w", encoding="utf-8") as file:
         file.write(draw())
-    assert why(HEALTHY) == "nothing is in the way"
+    assert why(HEALTHY) == "no fault found"
     for number, (layer, wrong, message, changed) in enumerate(FAULTS, 1):
         if changed is None:  # -I and -S: this Python, without its installed packages
             command = [sys.executable, "-I", "-S", "-c", "import torch"]
