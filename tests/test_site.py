@@ -295,6 +295,7 @@ SECOND_EDITION = [
     "07_whole_run.md",
     "09_blocks_and_schedules.md",
     "09_serving.md",
+    "setup.md",
 ]
 
 

@@ -91,8 +91,8 @@ def draw() -> str:
         used[layer] += 1
         parts += [badge(196, tops[layer] + down, number)]
         y = 30 + 57 * (number - 1)
-        parts += [badge(266, y + 8, number), text(286, y + 4, f"{layer}: {wrong}", MUTED, 14)]
-        parts += [text(286, y + 25, message, INK, 15)]
+        parts += [badge(266, y + 8, number), text(286, y + 4, f"{layer}: {wrong}", MUTED, 13)]
+        parts += [text(286, y + 25, message, INK, 14)]
     return "\n".join([*parts, "</svg>", ""])
 
 

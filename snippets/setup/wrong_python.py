@@ -1,7 +1,7 @@
 """Reproduces "No module named 'torch'": a different Python runs than the one that has torch.
 
-There are two causes. Either `python` does not belong to the pip that installed torch, or
-`torchrun` does: it is a script, and the Python in its first line is of a different environment.
+There are two causes. `python` may be a different Python than the one whose pip installed torch.
+And `torchrun` is a script that begins with the path of a Python, which may be the wrong one.
 """
 
 import os
@@ -15,10 +15,8 @@ from pathlib import Path
 
 def last_line(command: list[str | Path], path: str) -> str:
     """Run a command as a shell with this PATH would, and return the last line of its output."""
-    hidden = (
-        "PYTHONPATH",
-        "PYTHONHOME",
-    )  # through these, the other Python would find our torch
+    # with these two variables, the other Python would find our torch
+    hidden = ("PYTHONPATH", "PYTHONHOME")
     env = {key: value for key, value in os.environ.items() if key not in hidden}
     done = subprocess.run(
         command, env=env | {"PATH": path}, capture_output=True, text=True, check=False
