@@ -96,7 +96,7 @@ def test_the_first_lines_write_each_file_that_they_start(tmp_path: Path) -> None
 @pytest.mark.parametrize(("name", "rows"), [("11_tools.md", 16), ("setup.md", 4)])
 def test_the_map_and_the_checks_lead_somewhere(name: str, rows: int) -> None:
     """Every row of a map from what one sees to what one does has a link."""
-    head = {"11_tools.md": "| you see |", "setup.md": "| check | asks |"}[name]
+    head = {"11_tools.md": "| you see |", "setup.md": "| check | what it tests |"}[name]
     table = page(name).split(head)[1].split("\n\n")[0].splitlines()[2:]
     assert len(table) >= rows
     unlinked = [row for row in table if "](" not in row and "its report says" not in row]

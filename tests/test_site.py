@@ -299,6 +299,7 @@ SECOND_EDITION = [
     "clusters/from_one_to_many.md",
     "clusters/hardware_faults.md",
     "clusters/scale.md",
+    "setup.md",
 ]
 
 
