@@ -189,9 +189,10 @@ def test_fits_the_screen(card: Page) -> None:
     hold_to_widths(card)
 
 
-def test_the_tools_fit_the_screen(browser: Browser, address: str) -> None:
+@pytest.mark.parametrize("name", ["11_tools", "11_profiling_tools"])
+def test_the_tools_fit_the_screen(browser: Browser, address: str, name: str) -> None:
     page = browser.new_page()
-    open_complete(page, f"{address}11_tools/")
+    open_complete(page, f"{address}{name}/")
     hold_to_widths(page)
     page.close()
 

@@ -27,7 +27,7 @@ def arrivals(work: list[list]) -> list[list]:
             spent = work[rank][number]
             own.append(None if ends is None or spent is None else ends + spent)
         latest = [own[number] for own in times]
-        ends = None if None in latest else max(latest)  # it ends when all ranks have called it
+        ends = None if None in latest else max(latest)  # when all ranks have called it
     return times
 
 
@@ -68,7 +68,8 @@ def bar(x: float, y: float, width: float, colour: str, filled: bool, dashed=Fals
     dash = ' stroke-dasharray="5 4"' if dashed else ""
     return (
         f'<rect x="{x}" y="{y}" width="{width}" height="26" fill="{colour}" '
-        f'fill-opacity="{0.55 if filled else 0.12}" stroke="{colour}" stroke-width="1.5"{dash}/>'
+        f'fill-opacity="{0.55 if filled else 0.12}" stroke="{colour}" '
+        f'stroke-width="1.5"{dash}/>'
     )
 
 
@@ -121,7 +122,12 @@ def main() -> None:
     first = min(found, key=found.get)
     (culprit,) = set(range(len(WORK))) - set(found)
     counts = [sum(arrival is not None for arrival in own) for own in times]
-    names = dict(first=first, culprit=culprit, few=counts[culprit], many=max(counts))
+    names = {
+        "first": first,
+        "culprit": culprit,
+        "few": counts[culprit],
+        "many": max(counts),
+    }
     lines = [line.format(**names) for line in TOOLS]
     with open("hang_picture.svg", "w", encoding="utf-8") as file:
         file.write(draw(times, found, lines))
