@@ -60,7 +60,9 @@ def reports_by_ticks(work: list[list], timeout: int) -> dict[int, int]:
     return found
 
 
-def words(x: float, y: float, text: str, colour: str = INK, size: int = 14, extra="") -> str:
+def text_element(
+    x: float, y: float, text: str, colour: str = INK, size: int = 14, extra=""
+) -> str:
     return f'<text x="{x}" y="{y}" fill="{colour}" font-size="{size}" {extra}>{text}</text>'
 
 
@@ -86,32 +88,34 @@ def draw(times: list[list], found: dict[int, int], lines: list[str]) -> str:
         parts += [
             f'<line x1="{at(end)}" y1="30" x2="{at(end)}" y2="188" stroke="{INK}" '
             'stroke-width="1.5" stroke-dasharray="2 3"/>',
-            words(at(end) - 46, 22, f"call {number + 1} ends", INK, 13),
+            text_element(at(end) - 46, 22, f"call {number + 1} ends", INK, 13),
         ]
     for rank, own in enumerate(times):
         y, start = 36 + 38 * rank, 0
-        parts += [words(8, y + 18, f"rank {rank}")]
+        parts += [text_element(8, y + 18, f"rank {rank}")]
         for number, arrival in enumerate(own):
             end = finished[number] if number < 2 else found.get(rank)
             if arrival is None:
                 parts += [bar(at(start), y, 10 * (62 - start), GREY, False, True)]
-                parts += [words(at(start) + 8, y + 18, "waits for a batch that never comes")]
+                parts += [
+                    text_element(at(start) + 8, y + 18, "waits for a batch that never comes")
+                ]
                 continue
             parts += [bar(at(start), y, 10 * (arrival - start), BLUE, True)]
             if end > arrival:
                 parts += [bar(at(arrival), y, 10 * (end - arrival), ORANGE, False)]
             start = end
         if rank in found:
-            parts += [words(at(own[-1]) + 8, y + 18, "waits in all_reduce")]
+            parts += [text_element(at(own[-1]) + 8, y + 18, "waits in all_reduce")]
             x = at(found[rank])
             parts += [f'<circle cx="{x}" cy="{y + 13}" r="6" fill="{ORANGE}"/>']
-    parts += [bar(64, 206, 24, BLUE, True), words(96, 224, "computes", MUTED, 13)]
-    parts += [bar(176, 206, 24, ORANGE, False), words(208, 224, "waits", MUTED, 13)]
+    parts += [bar(64, 206, 24, BLUE, True), text_element(96, 224, "computes", MUTED, 13)]
+    parts += [bar(176, 206, 24, ORANGE, False), text_element(208, 224, "waits", MUTED, 13)]
     parts += [f'<circle cx="276" cy="219" r="6" fill="{ORANGE}"/>']
-    parts += [words(290, 224, "reports “Timed out”", MUTED, 13)]
-    parts += [words(8, 262, "What each tool shows", INK, 14, 'font-weight="600"')]
+    parts += [text_element(290, 224, "reports “Timed out”", MUTED, 13)]
+    parts += [text_element(8, 262, "What each tool shows", INK, 14, 'font-weight="600"')]
     for number, line in enumerate(lines):
-        parts += [words(8, 286 + 24 * number, line, INK, 14)]
+        parts += [text_element(8, 286 + 24 * number, line, INK, 14)]
     return "\n".join([*parts, "</svg>", ""])
 
 
