@@ -115,7 +115,9 @@ def test_every_formula_has_an_example_that_is_recomputed() -> None:
             if line.startswith("| ") and not line.startswith("| what"):
                 name = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", line.split(" | ")[0][2:])
                 assert name in EXAMPLES, f"nothing recomputes the example of {name}"
-                assert "](" in line or name == "the same, with stored scores", f"no link: {name}"
+                assert "](" in line or name == "the same, with stored scores", (
+                    f"no link: {name}"
+                )
 
 
 def test_formats() -> None:
