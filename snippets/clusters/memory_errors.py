@@ -1,9 +1,10 @@
 """Reads the ECC counters and the row remapper of each GPU, and says what they require.
 
-Four questions decide, the strictest first. Did a remapping fail? Did the driver ask for a
-reset? Did an uncorrectable error happen since the driver was loaded? Does a remapping wait for
-a reset? On a machine with a GPU the program reads NVML. Elsewhere it reads SYNTHETIC records
-through the same function: they were written for this program, and no GPU has counted them.
+Five questions decide, the strictest first. Did a remapping fail? Did the SRAM have more errors
+than its threshold? Did the driver ask for an action? Did an uncorrectable error happen since
+the driver was loaded? Does a remapping wait for a reset? On a machine with a GPU the program
+reads NVML. Elsewhere it reads SYNTHETIC records through the same function: they were written
+for this program, and no GPU has counted them.
 
 https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/
 """
@@ -19,7 +20,10 @@ CORRECTED, UNCORRECTED = 0, 1  # nvmlMemoryErrorType_t
 VOLATILE, AGGREGATE = 0, 1  # nvmlEccCounterType_t: since the driver was loaded, in its life
 PENDING_PAGES = 31  # NVML_FI_DEV_RETIRED_PENDING
 RECOVERY_ACTION = 230  # NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
-ACTIONS = ["none", "reset the GPU", "reboot the node", "drain P2P", "drain and reset"]
+ACTIONS = [  # nvmlDeviceGpuRecoveryAction_t
+    "none", "reset the GPU", "reboot the node", "drain P2P", "drain and reset",
+    "recover the IMEX domain", "reset the PCIe bus", "reboot the system",
+]  # fmt: skip
 
 
 @dataclass
@@ -36,7 +40,8 @@ class Memory:
     remapping_pending: int | None
     remapping_failed: int | None
     pages_pending: int | None  # page retirement, before Ampere
-    recovery_action: int | None  # index in ACTIONS
+    recovery_action: int | None  # index in ACTIONS, unless the driver is newer
+    sram_exceeded: int | None  # 1: more errors of the SRAM than its threshold
 
 
 def read(nvml, handle) -> Memory:
@@ -52,6 +57,14 @@ def read(nvml, handle) -> Memory:
         value = (ask("nvmlDeviceGetFieldValues", [number]) or [None])[0]
         return value.value.uiVal if value is not None and value.nvmlReturn == 0 else None
 
+    def sram() -> int | None:
+        try:
+            status = nvml.c_nvmlEccSramErrorStatus_v1_t()
+            nvml.nvmlDeviceGetSramEccErrorStatus(handle, status)
+        except (nvml.NVMLError, AttributeError):  # an older pynvml does not have it
+            return None
+        return status.bThresholdExceeded
+
     ecc = ask("nvmlDeviceGetEccMode")
     rows = ask("nvmlDeviceGetRemappedRows") or (None,) * 4
     return Memory(
@@ -63,17 +76,22 @@ def read(nvml, handle) -> Memory:
         *rows,
         field(PENDING_PAGES),
         field(RECOVERY_ACTION),
+        sram(),
     )
 
 
 def decide(memory: Memory) -> str:
-    if memory.remapping_failed:
+    if memory.remapping_failed or memory.sram_exceeded:
         return "drain the node, run the field diagnostic: it decides about a replacement"
     if memory.recovery_action:
-        return f"the driver requires: {ACTIONS[memory.recovery_action]}"
+        known = memory.recovery_action < len(ACTIONS)
+        action = (
+            ACTIONS[memory.recovery_action] if known else f"LOOK UP {memory.recovery_action}"
+        )
+        return f"the driver requires: {action}"
     if memory.volatile_uncorrected:
         waits = memory.remapping_pending or memory.pages_pending
-        then = ", then reset the GPU" if waits else ""
+        then = "; reset the GPU at the next break" if waits else ""
         return f"restart the application that was hit{then}"
     if memory.remapping_pending or memory.pages_pending:
         return "reset the GPU at the next break; the job may go on until then"
@@ -87,6 +105,9 @@ class Synthetic:
 
     class NVMLError(Exception):
         pass
+
+    class c_nvmlEccSramErrorStatus_v1_t:
+        bThresholdExceeded = 0
 
     def __init__(self, records: list[dict]) -> None:
         self.records = records
@@ -103,6 +124,9 @@ class Synthetic:
         if "old" in self.records[index]:
             raise self.NVMLError("Not Supported")
         return self.records[index].get("rows", (0, 0, 0, 0))
+
+    def nvmlDeviceGetSramEccErrorStatus(self, index: int, status) -> None:
+        status.bThresholdExceeded = self.records[index].get("SRAM exceeded", 0)
 
     def nvmlDeviceGetFieldValues(self, index: int, numbers: list[int]) -> list:
         class Value:
@@ -121,16 +145,16 @@ RECORDS = [  # name, counters, what NVIDIA's documents require, read by hand
     (
         "contained",
         {"uncorrected now": 1, "uncorrected ever": 1, "rows": (0, 1, 1, 0)},
-        "restart the application that was hit, then reset the GPU",
+        "restart the application that was hit; reset the GPU at the next break",
     ),
     (
         "pending",
-        {"uncorrected ever": 1, "rows": (1, 1, 1, 0)},
+        {"corrected now": 2, "corrected ever": 2, "rows": (1, 0, 1, 0)},
         "reset the GPU at the next break; the job may go on until then",
     ),
     (
         "exhausted",
-        {"uncorrected now": 1, "uncorrected ever": 9, "rows": (0, 9, 0, 1)},
+        {"uncorrected now": 1, "uncorrected ever": 9, "rows": (0, 8, 0, 1)},
         "drain the node, run the field diagnostic: it decides about a replacement",
     ),
     (
@@ -139,9 +163,19 @@ RECORDS = [  # name, counters, what NVIDIA's documents require, read by hand
         "the driver requires: drain and reset",
     ),
     (
+        "new driver",
+        {"uncorrected now": 1, "uncorrected ever": 1, RECOVERY_ACTION: 8},
+        "the driver requires: LOOK UP 8",
+    ),
+    (
+        "SRAM",
+        {"uncorrected ever": 11, "SRAM exceeded": 1},
+        "drain the node, run the field diagnostic: it decides about a replacement",
+    ),
+    (
         "old GPU",
-        {"old": True, "uncorrected ever": 1, PENDING_PAGES: 1},
-        "reset the GPU at the next break; the job may go on until then",
+        {"old": True, "uncorrected now": 1, "uncorrected ever": 1, PENDING_PAGES: 1},
+        "restart the application that was hit; reset the GPU at the next break",
     ),
     ("ECC off", {"ecc": 0}, "turn ECC on: zeros mean nothing while it is off"),
 ]
@@ -160,6 +194,7 @@ def show(name: str, memory: Memory) -> None:
         "remapping FAILED": memory.remapping_failed,
         "pages pending": memory.pages_pending,
         "driver's request": memory.recovery_action,
+        "SRAM threshold exceeded": memory.sram_exceeded,
     }
     words = ", ".join(flag for flag, on in flags.items() if on) or "-"
     print(f"{name:10} {now:>8} {ever:>9} {rows:>4}  {words}")

@@ -1,9 +1,9 @@
 """Reads kernel log lines with Xid errors and prints which action each GPU and node needs.
 
 The table is the column "immediate action" of NVIDIA's Xid catalog, for the Xids that training
-clusters meet. Two of its entries depend on what else the same GPU reported: Xid 45 is a
-consequence if another Xid is there, and Xid 48 is stricter together with 63 or 64. Xid 154 is
-different: the driver itself writes the action into the message.
+clusters meet. Two of its entries depend on what else was reported: Xid 45 is a
+consequence if the same node reported another Xid, and Xid 48 is stricter together with 63 or 64
+of the same GPU. Xid 154 is different: the driver itself writes the action into the message.
 
     python xid_triage.py                  the sample lines below, which are made up
     python xid_triage.py /var/log/kern.log
@@ -87,23 +87,31 @@ def triage(lines: Iterable[str]) -> dict[Gpu, Verdict]:
             host = HOST.search(line)
             node = host[1] if host else "this node"
             events[node, found[1].lower()].append((int(found[2]), found[3]))
-    return {gpu: decide(seen) for gpu, seen in events.items()}
+    of_node = defaultdict(set)
+    for (node, _), seen in events.items():
+        of_node[node] |= {number for number, _ in seen}
+    return {gpu: decide(seen, of_node[gpu[0]]) for gpu, seen in events.items()}
 
 
-def decide(seen: list[tuple[int, str]]) -> Verdict:
-    """The strictest action for one GPU, with a reason for each of its Xids."""
+def decide(seen: list[tuple[int, str]], of_node: set[int]) -> Verdict:
+    """The strictest action for one GPU, with a reason for each of its Xids.
+
+    `of_node` contains the Xids of all GPUs of its node.
+    """
     numbers = {number for number, _ in seen}
     verdict = Verdict()
     for number, message in sorted(set(seen)):
         if number == 154:  # the driver has decided
             words = RECOVERY_ACTION.search(message)
-            action = RECOVERY.get(words[1] if words else "", DRAIN)
+            action = RECOVERY.get(words[1] if words else "", NOTHING)
             reason = f"the driver requires: {words[1] if words else message}"
+            if not words or words[1] not in RECOVERY:
+                verdict.look_up.append(number)
         elif number in TABLE:
             action, kind, description = TABLE[number]
             reason = f"{kind}: {description}"
-            if number == 45 and numbers == {45}:
-                reason += ", alone on this GPU"
+            if number == 45 and of_node == {45}:
+                reason += ", alone on this node: restart the Fabric Manager"
             if number == 48 and numbers & {63, 64}:
                 action = DRAIN
         else:
@@ -135,6 +143,7 @@ Nov 29 06:40:00 node23 kernel: NVRM: Xid (PCI:0000:4d:00): 94, pid=501, name=pyt
 Nov 29 06:41:00 node23 kernel: NVRM: Xid (PCI:0000:ab:00): 999, pid=502, name=python, a number of the future
 Nov 29 06:41:05 node23 kernel: NVRM: Xid (PCI:0000:ab:00): 149, NETIR_LINK_EVT  Fatal   XC0 i0 Link 01 (0x021425c6 0x00000000 0x00000000 0x00000000 0x00000000 0x00000000)
 Nov 29 06:41:05 node23 kernel: NVRM: Xid (PCI:0000:ab:00): 154, GPU recovery action changed from 0x0 (None) to 0x4 (Drain and Reset)
+Nov 29 06:50:12 node31 kernel: NVRM: Xid (PCI:0000:5d:00): 45, pid=6001, name=python, Ch 00000008
 Nov 29 06:41:30 node23 kernel: pcieport 0000:00:01.0: AER: Corrected error received: 0000:17:00.0
 [ 5107.644336] NVRM: Xid (PCI:0000:03:00): 95, pid=1, name=python, Uncontained: LTC TAG (0x2). RST: Yes, D-RST: No
 """  # noqa: E501
@@ -146,6 +155,7 @@ EXPECTED = {  # read off NVIDIA's catalog by hand, for the sample
     ("node19", "0000:1a:00"): "restart the application",
     ("node23", "0000:4d:00"): "restart the application",
     ("node23", "0000:ab:00"): "drain the node, reset its GPUs; LOOK UP Xid 149, Xid 999",
+    ("node31", "0000:5d:00"): "nothing now",
     ("this node", "0000:03:00"): "reset the GPU",
 }
 
@@ -174,9 +184,12 @@ def check_sample() -> None:
     assert "hardware error" not in words["node19", "0000:1a:00"]
     assert "application error" not in words["node23", "0000:4d:00"]
     assert words["node19", "0000:1a:00"].count("Xid 43") == 1  # it came twice
-    assert "alone" in words["node07", "0000:5d:00"]
+    assert "alone" in words["node31", "0000:5d:00"]
+    assert "alone" not in words["node07", "0000:5d:00"]  # its node has a GPU with Xid 79
     assert "alone" not in words["node12", "0000:9b:00"]
     assert triage(["kernel: pcieport: AER: Corrected error received"]) == {}
+    future = "NVRM: Xid (PCI:0000:03:00): 154, changed from 0x0 (None) to 0x9 (New)"
+    assert str(triage([future])["this node", "0000:03:00"]) == "nothing now; LOOK UP Xid 154"
 
 
 def main() -> None:
