@@ -1,16 +1,17 @@
 # %% [markdown]
 # # Lab 09: Multi-node training
 #
-# On one machine, your job runs with torchrun. Now you want to use a second machine. But between
-# two GPUs that are connected by NVLink you have hundreds of GB/s, and between two nodes you
-# have about a tenth of that. So three questions are new. How do you start ranks on several
-# machines, and how do they find each other? How many bytes does each collective send through
-# the slow link? And which kind of parallelism may use this link?
+# Your job runs with torchrun on one machine, and now you want to use a second machine. However,
+# the connection between two machines is slow. NVLink transports hundreds of GB/s between two
+# GPUs of one node, but the link between two nodes transports only about a tenth of this.
+# Therefore you have to answer three new questions. How do you start ranks on several machines,
+# and how do they find each other? How many bytes does each collective send through the slow
+# link? And which kind of parallelism may use this link?
 #
 # In this lab, your Linux machine becomes a cluster of two nodes. Each node has its own network,
 # and a link of 200 Mbit/s connects the nodes. You write the commands that start a job on this
-# cluster, and you write what its ranks send. Linux counts the bytes that leave each node, and
-# the lab compares these numbers with your formulas.
+# cluster, and the functions with which its ranks communicate. Linux counts the bytes that leave
+# each node, and the lab compares these numbers with your formulas.
 #
 # | step | what you write |
 # |---|---|
@@ -20,61 +21,64 @@
 # | 4 | `flat_crossing` and `hierarchical_crossing` predict the bytes that leave a node. |
 # | 5 | `hierarchical_all_reduce` sends fewer bytes between the nodes. |
 # | 6 | `traffic` and `axis_order` decide whether TP, PP or DP uses the slow link. |
-# | 7 | `bf16_hook` sends the gradients of DDP with half as many bytes. |
+# | 7 | `bf16_hook` halves the number of bytes that DDP sends. |
 # | 8 | `elastic_words` starts a job whose number of nodes may change. |
 #
 # ## How to work on this lab
 #
 # You need a clone of the repository and its Python environment. The command `make test
-# WHAT=labs` creates the environment, and you need it only once. The command `source
-# .venv/bin/activate` makes it active in your shell. You can then run the finished lab:
+# WHAT=labs` creates the environment, and you have to run it only once. The command `source
+# .venv/bin/activate` activates the environment in your shell. You can then run the finished
+# lab:
 #
 #     python labs/lab09_multi_node.py
 #
-# Do not use torchrun for this. The lab starts torchrun itself, once on each node, with the help
-# of [`cluster.py`](../programs/labs/cluster.md) in the same folder. To solve the lab yourself,
-# create a copy with blanks, run the copy, and have it graded:
+# Do not start the lab with torchrun, because the lab itself starts torchrun once on each node.
+# For this, it uses [`cluster.py`](../programs/labs/cluster.md) in the same folder. To solve the
+# lab yourself, create a copy with blanks, run the copy, and let `check.py` grade it:
 #
 #     python labs/start.py 09                             # creates my_labs/lab09_...
 #     python my_labs/lab09_multi_node.py
 #     python labs/check.py my_labs/lab09_multi_node.py    # grades it
 #
-# Each of the eight steps has a text, one or more blanks for you to fill, and a check. The check
-# prints what it has shown. Your copy runs up to the first blank, and there it prints one line
-# that says what is missing. In steps 3 to 7, a long report by torchrun follows this line, and
-# you can ignore it. `check.py` needs no cluster and grades each step separately, with finished
-# versions of the other steps, so you can solve the steps in any order. With `--step 2` it
-# grades only step 2, and with `--output` it shows what failing ranks have printed.
+# Each of the eight steps consists of an explanation, one or more blanks that you fill, and a
+# check that prints its result. Your copy runs up to the first blank. There, it prints one line
+# that describes what is missing. In steps 3 to 7, torchrun then prints a long report, which you
+# can ignore. The grader `check.py` needs no cluster. It grades each step separately and uses
+# finished versions of the other steps, so you can solve the steps in any order. With `--step
+# 2`, it grades only step 2. With `--output`, it shows the output of the ranks that failed.
 #
-# Plan two to three hours for the lab. Do labs 02 and 10 before, because you should know what
-# DDP sends, and how TP and PP divide a model.
+# Plan two to three hours for the lab. Solve labs 02 and 10 first, because this lab assumes that
+# you know what DDP sends, and how TP and PP divide a model.
 #
 # ## The cluster on your machine
 #
-# A Linux **network namespace** has its own interfaces, addresses, routes and ports. Suppose
-# that you start a process in a new namespace and connect the namespace to a bridge by a virtual
-# cable (a veth pair). To the programs in it, this namespace looks like a separate machine: they
-# reach other machines only through the interface `eth0`. The command `tc` limits each link to
-# 200 Mbit/s in both directions. Try it:
+# The lab uses a feature of Linux. A **network namespace** has its own interfaces, addresses,
+# routes and ports. For each node, `cluster.py` creates a namespace and connects it to a bridge
+# by a virtual cable (a veth pair). To the programs of the node, this namespace looks like a
+# separate machine, because they reach other machines only through the interface `eth0`. The
+# command `tc` limits each link to 200 Mbit/s in both directions. You can run any command on
+# these nodes, for example:
 #
 #     python labs/cluster.py --nodes 3 -- hostname
 #     python labs/cluster.py -- ip -brief address
 #
-# On a real node, a program can easily choose a wrong address, and so it can on `node0` and
-# `node1`. The interface `eth0` has the address that the other nodes can reach (10.77.0.1 and
-# 10.77.0.2). A second interface, `docker0`, has the same address on every node. And on each
-# node, its own name has the address 127.0.1.1 in `/etc/hosts`, as on Debian.
+# On a real node, a program can easily choose a wrong address. This can also happen on the
+# emulated nodes `node0` and `node1`. Only the interface `eth0` has an address that the other
+# node can reach: 10.77.0.1 on `node0` and 10.77.0.2 on `node1`. A second interface, `docker0`,
+# has the same address on every node. In addition, `/etc/hosts` gives each node the address
+# 127.0.1.1 for its own name, as on Debian.
 #
-# You need Linux with the programs `ip` and `tc`, and either root or user namespaces. Ubuntu has
-# restricted user namespaces since version 23.10, and most containers do not allow them. Use
-# `sudo` in these cases, with the same Python. If no namespace can be created, the lab prints
-# the reason and starts both agents on localhost. The commands and the collectives are then the
-# same, but no link is slow, and the lab cannot count bytes.
+# You need Linux with the programs `ip` and `tc`, and either root rights or user namespaces.
+# Ubuntu has restricted user namespaces since version 23.10, and most containers do not allow
+# them. Use `sudo` in these cases, with the same Python. If no namespace can be created, the lab
+# prints the reason and starts both agents on localhost. The commands and the collectives are
+# then the same, but no link is slow, and the lab cannot count bytes.
 #
-# The nodes share the processor and the memory of your machine, so look at the ratios of times
-# and not at the times. The ranks compute on the CPU and use gloo, even if you have GPUs. If you
-# have two real nodes, you can start this file with torchrun on each of them. Steps 3 to 7 then
-# run there.
+# The nodes share the processor and the memory of your machine, so compare the ratios of times
+# and not the times themselves. The ranks compute on the CPU and use gloo, even if you have
+# GPUs. If you have two real nodes, you can start this file with torchrun on each of them. Steps
+# 3 to 7 then run there.
 
 # %%
 import importlib.util
@@ -166,11 +170,11 @@ if LAUNCHES:
 #
 # ## Step 1: the same job, from every node
 #
-# torchrun can start ranks only on *its own* machine. So you must start it once on each machine:
-# by hand, by Slurm or by Kubernetes. A running torchrun is called an **agent**. Each agent
-# needs four facts: the number of nodes, the number of its own node, the number of ranks that it
-# should start, and the place where all ranks meet. In a **static rendezvous**, all of them are
-# options:
+# torchrun can start ranks only on *its own* machine. Therefore it must be started once on each
+# machine: by you, by Slurm or by Kubernetes. A running torchrun is called an **agent**. Each
+# agent needs four facts: the number of nodes, the number of its own node, the number of ranks
+# that it should start, and the place where all ranks meet. In a **static rendezvous**, you give
+# all four facts to torchrun as options:
 #
 # | option | on all nodes |
 # |---|---|
@@ -181,8 +185,8 @@ if LAUNCHES:
 # | `--master-port` | the same: a free port on node 0 |
 #
 # The agent of node 0 opens a TCPStore at this port, and all other agents and all ranks connect
-# to it. If each node has `ranks` ranks, then rank `r` of the job runs on node `r // ranks`, and
-# its local rank is `r % ranks`.
+# to this store. If each node has `ranks` ranks, then rank `r` of the job runs on node `r //
+# ranks`, and its local rank is `r % ranks`.
 
 
 # %%
@@ -217,24 +221,26 @@ if LAUNCHES:
 # %% [markdown]
 # ## Step 2: which interface
 #
-# Now the agents can meet at `node0`, because every node can look up this name. But the ranks
-# then open connections of their own, from each rank to each other rank. For this, a rank must
-# send one of its addresses to the others. gloo looks up the name of its own machine. On a
-# Debian node, the result is 127.0.1.1, and on every machine this address means "the machine
-# itself". So the other ranks cannot reach it, and the process group is never created. On this
-# cluster, we got the following error without the function that you are about to write:
+# Now the agents can meet at `node0`, because every node can look up this name. However, the
+# ranks then also connect directly to each other. For these connections, each rank must send one
+# of its own addresses to the other ranks. To find this address, gloo looks up the name of its
+# own machine. On a Debian node, the result is 127.0.1.1, and on every machine this address
+# means "the machine itself". Therefore the ranks of the other node cannot use it, and the
+# process group is never created. Without the function that you are about to write, we got the
+# following error on this cluster:
 #
 #     Gloo connectFullMesh failed with […] timed out connecting:
 #     SO_ERROR: Connection refused, remote=[127.0.1.1]:42407
 #
-# NCCL chooses differently. It prefers interfaces whose names begin with `ib`, and it uses `lo`
-# and `docker*` only if there is nothing else. But if a node has a fast and a slow Ethernet,
-# NCCL may still choose the wrong one. Two variables set the interface: **`GLOO_SOCKET_IFNAME`**
-# and **`NCCL_SOCKET_IFNAME`**. Their value is the name of an interface.
+# NCCL uses a different rule. It prefers interfaces whose names begin with `ib`, and it uses
+# `lo` and `docker*` only if there is no other interface. But if a node has a fast and a slow
+# Ethernet interface, NCCL may still choose the slow interface. You can set the interface
+# yourself with the variables **`GLOO_SOCKET_IFNAME`** and **`NCCL_SOCKET_IFNAME`**. The value
+# of each variable is the name of an interface.
 #
-# Which interface is right? It is the one whose network contains the address of the other node.
-# If several networks contain it, Linux uses the network with the longest prefix, and your
-# function should do the same.
+# Which interface is right? You need the interface whose network contains the address of the
+# other node. If several networks contain this address, Linux uses the network with the longest
+# prefix, and your function should do the same.
 
 
 # %%
@@ -271,14 +277,15 @@ if LAUNCHES:
 # %% [markdown]
 # ## Step 3: groups along the wires
 #
-# From here to step 7, your code runs on every rank. To send few bytes through the slow link, a
-# rank must distinguish the ranks on its own node from the others. So you create two kinds of
-# groups. An **inner group** contains the ranks of one node and uses only fast links. An **outer
-# group** contains one rank of each node, namely the ranks with the same local rank, and uses
-# the slow link.
+# From this step to step 7, your code runs on every rank. Ranks can send fewer bytes through the
+# slow link if they distinguish the ranks on their own node from the ranks on other nodes.
+# Therefore you create two kinds of process groups. An **inner group** contains all ranks of one
+# node and uses only fast links. An **outer group** contains one rank of each node and uses the
+# slow link. All ranks of an outer group have the same local rank.
 #
-# `dist.new_group` is a collective over *all* ranks. Every rank must call it for every group and
-# in the same order, and then keep the two groups to which it belongs.
+# `dist.new_group` is a collective over *all* ranks. Every rank must therefore call it for every
+# group, and all ranks must use the same order. Each rank then keeps only the two groups to
+# which it belongs.
 
 
 # %%
@@ -324,26 +331,28 @@ if IS_RANK:
 # %% [markdown]
 # ## Step 4: how many bytes cross
 #
-# Before you change what is sent, find out how much leaves each node. In a ring all-reduce of
-# $S$ bytes over $N$ ranks, each rank sends $2\,\frac{N-1}{N}\,S$ bytes to its neighbour, as
-# chapter 01 shows. Now let the ring go through $n$ nodes with $k$ ranks each, in the order of
-# the ranks, so that $N = nk$. On each node, $k - 1$ ranks have their neighbour on the same
-# node, and one rank has its neighbour on the next node. So this many bytes leave each node:
+# Before you reduce the number of bytes, find out how many bytes leave each node now. In a ring
+# all-reduce of $S$ bytes over $N$ ranks, each rank sends $2\,\frac{N-1}{N}\,S$ bytes to its
+# neighbour, as chapter 01 shows. Now suppose that there are $n$ nodes with $k$ ranks each, so
+# that $N = nk$, and that the ring connects the ranks in the order of their numbers. On each
+# node, $k - 1$ ranks send to a rank on the same node, and only one rank sends to the next node.
+# So the bytes of this one rank leave the node:
 #
 # $$2\,\frac{nk - 1}{nk}\,S$$
 #
-# All ranks wait for the slowest link, so the whole all-reduce needs at least the time of these
-# bytes on this link. The faster links inside the nodes do not help.
+# All ranks wait for the slowest link, so the whole all-reduce lasts at least as long as these
+# bytes need on the slow link. The faster links inside the nodes do not help.
 #
 # The **hierarchical all-reduce** uses both kinds of groups, in three phases:
 #
 # 1. A reduce-scatter inside the node. Afterwards, each of the $k$ ranks has one piece of $S/k$
-#    bytes, with the sum over its node.
+#    bytes, which contains the sum over the node.
 # 2. An all-reduce of this piece in the outer group.
 # 3. An all-gather inside the node.
 #
-# Only phase 2 uses the slow link, with $k$ all-reduces of $S/k$ bytes over $n$ ranks each.
-# Write a function for each of the two all-reduces.
+# Only phase 2 uses the slow link. In this phase, there are $k$ all-reduces, and each of them
+# reduces $S/k$ bytes over $n$ ranks. Write two functions: `flat_crossing` for the ring over all
+# ranks, and `hierarchical_crossing` for the hierarchical all-reduce.
 
 
 # %%
@@ -363,17 +372,17 @@ def hierarchical_crossing(size: float, nodes: int, ranks: int) -> float:
 
 # %% [markdown]
 # Look at the two formulas before you continue. With two nodes and many ranks per node, the flat
-# all-reduce sends nearly $2S$ bytes from each node, and the hierarchical all-reduce sends $S$.
-# This is half. With many nodes, both formulas approach $2S$, so the hierarchical all-reduce
-# saves almost no bytes. It then has two other advantages. A ring over the nodes needs $2(n-1)$
-# messages one after the other, instead of $2(nk-1)$. And if a node has one network card for
-# each GPU, all $k$ cards work at the same time, while a single flat ring uses only one of them.
-# (This is why NCCL builds several rings, and each ring leaves the node through a different
-# card.)
+# all-reduce sends nearly $2S$ bytes from each node, and the hierarchical all-reduce sends only
+# half of this, $S$ bytes. With many nodes, both formulas approach $2S$, so the hierarchical
+# all-reduce saves almost no bytes. However, it still has two other advantages. First, a ring
+# over the nodes sends only $2(n-1)$ messages one after the other, but a flat ring sends
+# $2(nk-1)$. Second, if a node has one network card for each GPU, the hierarchical all-reduce
+# uses all $k$ cards at the same time, but a single flat ring uses only one card. (For this
+# reason, NCCL builds several rings, and each ring leaves the node through a different card.)
 #
-# Now Linux counts. The context manager `watched` reads from `/proc/net/dev` how many bytes were
-# sent through `eth0`, before and after. Barriers make sure that nothing else is sent in
-# between.
+# Now Linux counts the bytes. Before and after a block of code, the context manager `watched`
+# reads from `/proc/net/dev` how many bytes were sent through `eth0`. Barriers make sure that
+# the ranks send nothing else during this time.
 
 
 # %%
@@ -456,9 +465,9 @@ if IS_RANK:
 # %% [markdown]
 # ## Step 5: the hierarchical all-reduce
 #
-# Now write the three phases of step 4: three collectives, each in the right group. Note that
-# `tensor.chunk` returns views. If the all-gather writes into these pieces, the result is in the
-# tensor itself, and you need no copy.
+# Now write the three phases of step 4. Each phase is one collective in the right group. Note
+# that `tensor.chunk` returns views of the tensor. If the all-gather writes into these views,
+# the result is already in the tensor itself, so you do not need a copy.
 
 
 # %%
@@ -500,24 +509,26 @@ if IS_RANK:
 # %% [markdown]
 # ## Step 6: where TP, PP and DP lie
 #
-# A large model is trained with several kinds of parallelism. Only one of them can stay inside
-# the nodes. Which one should it be? To decide this, count the bytes that one rank sends along
-# each axis in one step. All all-reduces are rings. Let $w$ be the number of bytes of one
-# number, and $T$ the number of tokens that one replica processes in the step.
+# A large model is trained with several kinds of parallelism, but only one of them can stay
+# inside the nodes. Which one should it be? To decide this, count the bytes that one rank sends
+# along each axis in one step. Assume that every all-reduce is a ring. The model has $L$ layers
+# and the hidden size $h$. One number has $w$ bytes, and one replica processes $T$ tokens in a
+# step.
 #
-# - **TP** ($t$ ranks). A rank holds $L/p$ of the layers. In each of them, it all-reduces an
+# - **TP** ($t$ ranks). A rank holds $L/p$ layers. In each of these layers, it all-reduces an
 #   activation of $T \cdot h$ numbers four times: after attention and after the MLP, in the
 #   forward pass and in the backward pass.
 # - **PP** ($p$ stages). A stage sends its activation of $T \cdot h$ numbers to the next stage,
-#   and a gradient of the same size to the stage before. A stage in the middle sends both. The
-#   first stage and the last stage send one of them.
+#   and a gradient of the same size to the previous stage. A stage in the middle sends both. The
+#   first stage sends only the activation, and the last stage sends only the gradient.
 # - **DP** ($d$ replicas). Each rank all-reduces the gradients of its parameters. A transformer
 #   layer has $12 h^2$ parameters, and a rank holds $1/(tp)$ of the parameters of all layers.
 #
-# A layout numbers the ranks along its axes, and the number along the last axis changes first.
-# So neighbouring ranks, which are on the same node, differ in the *last* axis. The *first* axis
-# connects ranks on different nodes. Therefore `axis_order` must return the axes in the order of
-# their traffic, and the axis that sends least comes first.
+# In a layout, each rank has one coordinate on each axis. From one rank to the next, the
+# coordinate on the last axis changes first. So ranks on the same node differ in the *last*
+# axis, and the *first* axis connects ranks on different nodes. Therefore `axis_order` must
+# return the axes in the order of their traffic, beginning with the axis that sends the fewest
+# bytes.
 
 
 # %%
@@ -548,11 +559,12 @@ def axis_order(sent: dict[str, float]) -> list[str]:
 
 
 # %% [markdown]
-# Four ranks have only enough room for two axes. So the check takes two axes at a time. It sends
-# what one training step would send, without the computation: first with one axis between the
-# nodes, and then with the other axis. The bytes from each node must be `ranks` times your
-# number for the axis between the nodes. Then the check computes the order for a large model
-# with 70 billion parameters, 16,384 tokens per replica, and bf16.
+# Four ranks are enough for only two axes, so the check tests two axes at a time. It sends the
+# same messages as one training step, but without the computation. It does this twice: first
+# with one axis between the nodes, and then with the other axis. The number of bytes that leave
+# each node must be `ranks` times the number that your function returns for the axis between the
+# nodes. Then the check computes the order for a large model with 70 billion parameters, 16,384
+# tokens per replica, and bf16.
 
 
 # %%
@@ -607,21 +619,23 @@ if IS_RANK:
 
 # %% [markdown]
 # You have probably read the rule "TP inside a node, PP and DP between nodes". Now you see that
-# it is only the order of three numbers, and that it changes if the numbers change. For example,
-# if one replica processes many more tokens, PP sends more than DP. One more fact decides
-# between PP and DP. DP sends once per step, and this can overlap with the backward pass, as lab
-# 02 shows. But the next stage must wait for what PP sends.
+# this rule follows from the order of three numbers, and that the order changes if the numbers
+# change. For example, if one replica processes many more tokens, PP sends more bytes than DP.
+# When you choose between PP and DP, one more fact is important. DP sends its gradients once per
+# step, and this can overlap with the backward pass, as lab 02 shows. With PP, however, the next
+# stage must wait until the activation has arrived.
 #
 # ## Step 7: fewer bytes for the same gradient
 #
-# If the link is the bottleneck, you can send fewer bytes. DDP lets a **communication hook**
-# reduce each bucket of gradients. The hook gets a group and a bucket. It starts whatever
-# communication it likes, and returns a *future* of the averaged bucket. Your hook sends bf16,
-# which has half as many bytes. Each rounding to bf16 changes a number by at most one part in
-# 256. Unlike fp16, bf16 has the same range as fp32. The bucket itself stays in fp32.
+# If the link is the bottleneck, you can also send fewer bytes for the same gradient. In DDP,
+# you can replace the all-reduce of each bucket of gradients by your own function, a
+# **communication hook**. The hook gets a group and a bucket. It starts the communication, and
+# returns a *future* of the averaged bucket. Your hook sends the gradients in bf16, which needs
+# only half of the bytes. Each rounding to bf16 changes a number by at most one part in
+# 256. Unlike fp16, bf16 has the same range as fp32. The bucket itself remains in fp32.
 #
-# The hook must not wait for its all-reduce. DDP calls it during the backward pass, and waits
-# for all futures at the end.
+# DDP calls the hook during the backward pass, and waits for all futures at the end. Therefore
+# the hook itself must not wait for its all-reduce.
 
 
 # %%
@@ -644,11 +658,11 @@ def bf16_hook(
 
 # %% [markdown]
 # The check compares your hook with **PowerSGD** (Vogels, Karimireddy and Jaggi, 2019), which is
-# part of torch. It sends each gradient matrix as two thin factors of rank 2. These factors have
-# about a hundredth of the bytes, but the result is no longer the same gradient. PowerSGD stores
-# what it left out and adds it to the next gradient, so this part arrives later (error
-# feedback). For each method, the check prints the bytes and the distance from the exact
-# gradient.
+# part of torch. PowerSGD approximates each gradient matrix by two thin factors of rank 2, and
+# sends only these factors. They have about a hundredth of the bytes, but the result is no
+# longer the same gradient. PowerSGD stores the part that is missing and adds it to the next
+# gradient, so this part arrives later (error feedback). For each method, the check prints the
+# bytes and the distance from the exact gradient.
 
 
 # %%
@@ -705,18 +719,18 @@ if IS_RANK:
     dist.destroy_process_group()
 
 # %% [markdown]
-# When is compression worth it? The conversion reads and writes the bucket twice, and in return
-# the link needs half of its time. On a link of 200 Mbit/s, this is always a gain. But if the
-# plain all-reduce already overlaps completely with the backward pass, you lose accuracy and
-# gain nothing. So first compute the time of the all-reduce on your link by the formula of step
-# 4, and compare it with the time of the backward pass.
+# When is compression worth its cost? The conversion must read and write the bucket twice, but
+# in return the link needs only half of the time. On a link of 200 Mbit/s, you always save more
+# time than you lose. But if the plain all-reduce already overlaps completely with the backward
+# pass, you lose accuracy and gain nothing. So first compute the time of the all-reduce on your
+# link by the formula of step 4, and compare it with the time of the backward pass.
 #
 # ## Step 8: elastic rendezvous
 #
-# In a static rendezvous, you must name every node in advance, and if a node is lost, the job
-# ends. In an **elastic rendezvous**, you do not number the nodes. All agents get the *same*
-# command, and a store assigns a number to each agent. With the backend c10d, which is part of
-# torch, one of the agents runs this store. These are the options:
+# In a static rendezvous, you must give a number to every node in advance, and if a node is
+# lost, the job ends. In an **elastic rendezvous**, you do not number the nodes. All agents get
+# the *same* command, and a store assigns a number to each agent. With the backend c10d, which
+# is part of torch, one of the agents runs this store. These are the options:
 #
 # | option | value |
 # |---|---|
@@ -729,13 +743,15 @@ if IS_RANK:
 #
 # Which agent runs the store? Each agent compares HOST with its own name, and with the addresses
 # to which this name resolves. If HOST is `node0`, the agent on node0 finds its own name and
-# starts the store. If HOST is 10.77.0.1, it does not recognize itself, because on a Debian node
-# its name resolves to 127.0.1.1. Then all agents try to connect, no agent listens, and after a
-# minute all of them fail. You can avoid this by `--rdzv-conf=is_host=1` on node0 and
-# `is_host=0` on the others. If the names do not resolve at all, you also need `--local-addr`.
+# starts the store. If HOST is 10.77.0.1, the agent on node0 does not recognize this address as
+# its own, because on a Debian node its name resolves to 127.0.1.1. Then all agents try to
+# connect to a store that no agent has started, and after a minute all of them fail. You can
+# avoid this by `--rdzv-conf=is_host=1` on node0 and `is_host=0` on the others. If the names do
+# not resolve at all, you also need `--local-addr`.
 #
-# In an elastic job, the ranks can get new numbers at every restart. So a program must not store
-# its rank across a restart, and must load a checkpoint when it begins.
+# In an elastic job, the ranks can get new numbers at every restart. So your program must not
+# assume that its rank stays the same after a restart, and it must load a checkpoint when it
+# begins.
 
 
 # %%
@@ -758,7 +774,7 @@ def elastic_words(nodes: int, ranks: int, master: str, port: int, job: str) -> l
 
 # %% [markdown]
 # The ranks of this job are not Python programs. An agent can start any program, and the program
-# finds its numbers in the environment.
+# finds its rank in the environment variables.
 
 # %%
 if LAUNCHES:
@@ -787,20 +803,21 @@ if LAUNCHES:
 # %% [markdown]
 # ## Where to go from here
 #
-# - **Four nodes.** Set `NODES`, and predict the lines of steps 4 and 5 before you run the lab.
-#   Which saving becomes smaller?
-# - **A different link.** Set `MBITS` to 50, and then to 2,000. From which rate on is bf16 no
-#   longer a gain on your machine?
+# - **Four nodes.** Set `NODES` to 4, and predict the output of steps 4 and 5 before you run the
+#   lab. Does the hierarchical all-reduce now save more or fewer bytes?
+# - **A different link.** Set `MBITS` to 50, and then to 2,000. At which rate does bf16 no
+#   longer save time on your machine?
 # - **Both methods together.** Use `hierarchical_all_reduce` in a communication hook of DDP, and
-#   send bf16 only in the outer group. The slow link then carries a third of the bytes of the
+#   send bf16 only in the outer group. The slow link then transports a third of the bytes of the
 #   flat all-reduce in fp32, and the sums inside a node stay exact.
-# - **A cluster that is killed.** Start `python labs/cluster.py -- sleep 100` and end it, first
-#   by Ctrl-C and then by `kill -9`. `ip link` and `ps` should show nothing of it. Find out in
-#   `cluster.py` how this works.
+# - **A cluster that is killed.** Start `python labs/cluster.py -- sleep 100` twice. End it by
+#   Ctrl-C the first time, and by `kill -9` the second time. After each end, `ip link` and `ps`
+#   should show no part of the cluster. Find out in `cluster.py` how this works.
 # - **A node that is lost.** Start a job with your elastic options, and kill the agent of node 1
 #   from a different terminal. What does node 0 do, and when? What does
 #   `--rdzv-conf=last_call_timeout=5` change? Then read [how a job continues without a
 #   node](../clusters/failures.md#timed-out-a-node-is-cut-off).
-# - **The same commands under Slurm.** There, `--node-rank` is `$SLURM_NODEID`, and the master
-#   is the first name that `scontrol show hostnames` prints. The page [Multi-node
-#   launch](../clusters/from_one_to_many.md) has the whole script, and explains other launchers.
+# - **The same commands under Slurm.** In a Slurm job, `--node-rank` is `$SLURM_NODEID`, and the
+#   master is the first name that `scontrol show hostnames` prints. The page [Multi-node
+#   launch](../clusters/from_one_to_many.md) contains the whole script, and explains other
+#   launchers.
