@@ -1,10 +1,10 @@
 """Grade your copy of a lab: python labs/check.py my_labs/lab02_ddp.py
 
-Every step runs in fresh processes at several world sizes and is compared with what one process
-computes. What you get is what is right, what is wrong, and a hint that fits the mistake.
-The exit status is 0 only if every step passes. Steps that pass may have scores, counts of which
-less is better: --report writes them to a file, and --draw the order in which the stages of your
-pipeline work (lab 10, capstone), beside 1F1B.
+Every step runs in new processes at several world sizes. The result is compared with the result
+of one process. For each step, the grader prints what is right and what is wrong, with a hint
+that fits the mistake. The exit status is 0 only if every step passes. Some steps have scores,
+for example a number of messages, of which fewer are better: --report writes them to a file.
+--draw draws the schedule of your pipeline (lab 10, capstone) next to the schedule 1F1B.
 """
 
 import argparse
@@ -19,7 +19,7 @@ import tomllib
 from collections import Counter
 from pathlib import Path
 
-# before torch is imported: ranks share the processor, and the grade is that of the CPU
+# set before torch is imported: the ranks share the processor, and grading uses the CPU
 GPUS = {name: os.environ.get(name) for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")}
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["CUDA_VISIBLE_DEVICES"] = os.environ["HIP_VISIBLE_DEVICES"] = ""
@@ -27,7 +27,10 @@ sys.dont_write_bytecode = True
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT))
 if not (ROOT / "graders").is_dir():
-    sys.exit("check.py needs the folder graders/, which lies beside labs/")
+    sys.exit(
+        f"check.py needs the folder {ROOT / 'graders'}, which does not exist. "
+        "Use a complete copy of the repository."
+    )
 GRADERS = sorted(ROOT.glob("graders/labs/lab*.py")) + sorted(
     ROOT.glob("graders/assessment/*.py")
 )
@@ -37,31 +40,40 @@ def parser() -> argparse.ArgumentParser:
     """The options of the command."""
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument(
-        "files", nargs="+", type=Path, help="your copies of labs, or of parts of the assessment"
+        "files", nargs="+", type=Path, help="your copies of labs or of parts of the assessment"
     )
-    options.add_argument("--step", type=int, help="grade this step and the steps that it needs")
+    options.add_argument(
+        "--step", type=int, help="grade only this step and the steps that it needs"
+    )
     options.add_argument(
         "--limit",
         type=float,
         default=60.0,
-        help="processor time that a process may use for one step, in seconds (default: 60)",
+        help="limit for the processor time of each process in a step, in seconds (default: 60)",
     )
     options.add_argument(
-        "--gpu", action="store_true", help="programs may use the GPUs (assessment)"
+        "--gpu", action="store_true", help="let the programs use the GPUs (assessment only)"
     )
     options.add_argument(
-        "--more", action="store_true", help="also say how to fix a fault (exercise only)"
+        "--more", action="store_true", help="also print how to fix a fault (exercise only)"
     )
     options.add_argument(
-        "--output", action="store_true", help="show what failing ranks printed"
+        "--output", action="store_true", help="show what the ranks of a wrong step printed"
     )
-    options.add_argument("--report", type=Path, metavar="FILE", help="write the scores: TOML")
-    options.add_argument("--draw", type=Path, metavar="FILE", help="draw your schedule: SVG")
+    options.add_argument(
+        "--report", type=Path, metavar="FILE", help="write the scores to a new TOML file"
+    )
+    options.add_argument(
+        "--draw",
+        type=Path,
+        metavar="FILE",
+        help="draw your pipeline schedule in a new SVG file",
+    )
     return options
 
 
 def lab_name(path: Path) -> str:
-    """The lab, or the part of the assessment, that a file belongs to.
+    """The name of the lab, or of the part of the assessment, to which a file belongs.
 
     The name of the file begins with the name of the lab, or with its number: lab02_ddp.py,
     "lab02_ddp copy.py", lab02.py, assignment4_mine.py.
@@ -72,14 +84,14 @@ def lab_name(path: Path) -> str:
         names = [stem for stem in known if stem.startswith(f"{number[0]}_")]
     if not names:
         sys.exit(
-            f"{path.name}: the name of the file must begin with the name of a lab, such as "
+            f"The name of the file {path.name} must begin with the name of a lab, such as "
             "lab02_ddp, or of a part of the assessment, such as capstone. Rename the file."
         )
     name = max(names, key=len)
     if not path.is_file():
-        sys.exit(f"there is no file {path}: python labs/start.py writes one")
+        sys.exit(f"There is no file {path}. To write one, run: python labs/start.py {name}")
     if path.suffix.lower() != ".py":
-        sys.exit(f"{path.name} is not a Python file: rename it, so that its name ends in .py")
+        sys.exit(f"{path.name} is not a Python file. Rename it so that its name ends in .py.")
     look_inside(path, name)
     return name
 
@@ -101,7 +113,7 @@ def look_inside(path: Path, name: str) -> None:
     """End with a sentence if a file is empty, or if it is the file of a different lab."""
     program = path.read_bytes()
     if b"\0" in program:
-        sys.exit(f"{path} is not a text in UTF-8: save it again in this encoding")
+        sys.exit(f"{path} is not a text file in UTF-8. Save it again in this encoding.")
     try:
         code = ast.parse(program).body
     except (SyntaxError, ValueError):
@@ -110,8 +122,11 @@ def look_inside(path: Path, name: str) -> None:
         e for e in code if isinstance(e, ast.Expr) and isinstance(e.value, ast.Constant)
     ]
     if len(docstrings) == len(code):
-        empty = "has no code" if program.strip() else "is empty"
-        sys.exit(f"{path} {empty}: python labs/start.py writes a new copy into my_labs/")
+        empty = "contains no code" if program.strip() else "is empty"
+        sys.exit(
+            f"{path} {empty}. To get a new copy in my_labs/, delete this file and run: "
+            f"python labs/start.py {name}"
+        )
     finished = {grader.stem: ROOT / grader.relative_to(ROOT / "graders") for grader in GRADERS}
     found = defined_in(code)
     own = defined_in_file(finished[name]) or found
@@ -126,7 +141,10 @@ def look_inside(path: Path, name: str) -> None:
     }
     likely = max(common, key=lambda stem: common[stem])
     if (common[likely] >= 3 or found == defined[likely]) and not common.get(name):
-        sys.exit(f"{path} has the functions of {likely}, and none of {name}: rename the file")
+        sys.exit(
+            f"{path} contains functions of {likely}, and no function of {name}. Rename the "
+            f"file so that its name begins with {likely}."
+        )
 
 
 if __name__ == "__main__":
@@ -191,7 +209,7 @@ class Grading:
             schedule = scores.schedule_of(group)
             if len(schedule) > len(self.schedule):
                 self.schedule = schedule
-            right = [f"all is well at {ranks(done)}"] if done else []
+            right = [f"all checks pass at {ranks(done)}"] if done else []
             at = "" if self.sizes == [1] else f"at {ranks([world])}, "
             passed = self.judge(step, runner.judge(group, step), right, at)
             if passed is False and self.output:
@@ -223,7 +241,7 @@ class Grading:
                 show("right:", text)
             show("wrong:", at + wrong.what)
             hints = runner.HINTS | self.lab.hints
-            show("hint:", hints.get(wrong.hint, f"there is no hint of the name {wrong.hint}"))
+            show("hint:", hints.get(wrong.hint, f"there is no hint with the name {wrong.hint}"))
             if self.more and wrong.hint in self.lab.more:
                 show("fix:", self.lab.more[wrong.hint])
             return False
@@ -244,7 +262,9 @@ def grade_file(
     chosen = options.step
     lab = runner.lab_of(name)
     if chosen is not None and chosen not in [step.number for step in lab.steps]:
-        sys.exit(f"{name} has steps 1 to {len(lab.steps)}, there is no step {chosen}")
+        sys.exit(
+            f"There is no step {chosen} in {name}. Choose a step from 1 to {len(lab.steps)}."
+        )
     asked = [step for step in lab.steps if chosen in (None, step.number)]
     wanted = {step.number for step in asked} | {n for step in asked for n in step.needs}
 
@@ -257,9 +277,7 @@ def grade_file(
         for step in (step for step in lab.steps if step.number in wanted):
             if missing := [number for number in step.needs if number not in passed]:
                 print(f"step {step.number}  later   {step.title}")
-                show(
-                    "to do:", f"this step builds on step {missing[0]}: make that one pass first"
-                )
+                show("to do:", f"this step needs step {missing[0]}, so finish that step first")
             elif grading.grade(step):
                 passed.add(step.number)
             sys.stdout.flush()
@@ -276,7 +294,7 @@ def grade_file(
 
 
 def report(graded: list[Grading]) -> str:
-    """What scored, as TOML: a finished program by its name, any other as it is."""
+    """The scores as TOML. A finished lab is named; the code of other programs is included."""
     labs, text = {}, ""
     for each in graded:
         name = each.lab.path.relative_to(ROOT / "graders").as_posix()
@@ -288,7 +306,10 @@ def report(graded: list[Grading]) -> str:
             text = scores.report(labs)
             tomllib.loads(text)
         except ValueError as error:
-            sys.exit(f"{each.path} has a character that a report cannot hold: {error}")
+            sys.exit(
+                f"{each.path} contains a character that a TOML report cannot contain: {error}. "
+                "Remove this character."
+            )
     return text
 
 
@@ -307,13 +328,23 @@ def main() -> None:
     names = [lab_name(path) for path in options.files]
     for path in filter(None, (options.report, options.draw)):
         if path.exists():
-            sys.exit(f"{path} exists already, and I will not overwrite it: name another file")
-        if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
-            sys.exit(f"there is no folder {path.parent} that I may write to")
-    if options.draw and (len(names) > 1 or options.draw == options.report):
-        sys.exit("--draw is of one file, and into a file of its own")
-    if options.report and (options.step or len(set(names)) < len(names)):
-        sys.exit("a report is of all steps of a lab, and of one file of it")
+            sys.exit(
+                f"{path} already exists, and check.py does not overwrite it. Name a new file."
+            )
+        if not path.parent.is_dir():
+            sys.exit(
+                f"There is no folder {path.parent}. Create it, or name a different folder."
+            )
+        if not os.access(path.parent, os.W_OK):
+            sys.exit(f"You may not write to the folder {path.parent}. Name a different folder.")
+    if options.draw and len(names) > 1:
+        sys.exit(f"--draw draws one program, but you named {len(names)}. Name one program.")
+    if options.draw and options.draw == options.report:
+        sys.exit(f"--draw and --report cannot both write to {options.draw}. Name two files.")
+    if options.report and options.step:
+        sys.exit("--report needs the scores of all steps. Leave out --step.")
+    if options.report and len(set(names)) < len(names):
+        sys.exit("--report accepts only one program of each lab. Grade the others separately.")
     try:
         with runner.Stores() as stores:
             results = [
@@ -321,22 +352,35 @@ def main() -> None:
                 for path, name in zip(options.files, names, strict=True)
             ]
     except KeyboardInterrupt:
-        sys.exit("stopped")
+        sys.exit("Grading was interrupted.")
     except OSError as error:
         if not machine.is_full(error):
             raise
-        sys.exit(f"{machine.FULL}: make room, or name another folder for it, TMPDIR=FOLDER")
+        sys.exit(
+            f"{machine.FULL}: check.py cannot write its temporary files. Free some space, or "
+            "set the environment variable TMPDIR to a different folder."
+        )
     right = all(graded.right for graded in results)
     scored = [graded for graded in results if graded.scores]
     why = []
     if options.draw and results[0].schedule:
         write(options.draw, scores.draw(results[0].schedule))
     elif options.draw:
-        why.append("no schedule to draw: step 7 of lab 10 and step 6 of the capstone run one")
+        why.append(
+            "No schedule was drawn: no step has run a pipeline. Only step 7 of lab 10 and "
+            "step 6 of the capstone run one."
+        )
     if options.report and right and scored:
         write(options.report, report(scored))
     elif options.report:
-        why.append("no report: " + ("nothing here has scores" if right else "not all passes"))
+        why.append(
+            "No report was written: "
+            + (
+                "these programs have no scores."
+                if right
+                else "a report needs all steps to pass."
+            )
+        )
     sys.exit("\n".join(why) or not right)
 
 

@@ -1,4 +1,4 @@
-"""A cluster on one Linux machine: 2 to 4 nodes, each with a network of its own.
+"""A cluster on one Linux machine: 2 to 4 nodes, each with its own network.
 
     python labs/cluster.py -- hostname
     python labs/cluster.py --nodes 2 --rate 200mbit -- torchrun --nnodes={nodes} \\
@@ -6,20 +6,22 @@
         --master-port={port} train.py
 
 runs the command once on each node. A node is a network namespace with a name (`node0`), an
-address (10.77.0.1), an interface `eth0` and a `/etc/hosts` that knows the others; a bridge is
-the switch between them, and `tc` shapes both directions of each node's link. In the command,
-{node}, {nodes}, {master}, {port}, {address} and {interface} are filled in.
+address (10.77.0.1), an interface `eth0`, and a file `/etc/hosts` with the names of all nodes. A
+bridge connects the nodes, and `tc` limits the rate of each link in both directions. In the
+command, {node}, {nodes}, {master}, {port}, {address} and {interface} are replaced by values.
 
-Nothing is left behind, however it ends. The nodes live in namespaces without a name, under a
-process which is the first of its own process namespace: when that one dies, the kernel kills
-all that it contains, and takes links, addresses and mounts away. It dies with this program,
-also with `kill -9`. Root is not needed where the system allows user namespaces.
+No matter how the program ends, nothing of the cluster is left. The nodes are in namespaces
+without a name, below a process that is the first one of its own process namespace. If this
+process dies, the kernel kills all processes in the namespace, and removes links, addresses and
+mounts. It dies together with this program, even after `kill -9`. The program does not need root
+if the system allows user namespaces.
 
-Where it does not, or `ip` or `tc` is missing, the nodes are plain processes on localhost: no
-link between them is slow then, and this program says so. `--localhost`, or the variable
-CLUSTER_ON_LOCALHOST, asks for that. `--check` says which it would be. Should a folder of a
-cluster be left because everything was killed at once, the next call, or `--down`, removes it
-and what still runs in it.
+If the system does not allow them, or if `ip` or `tc` is missing, the nodes are plain processes
+on localhost. No link between them is slow then, and the program prints this. The option
+`--localhost` or the variable CLUSTER_ON_LOCALHOST selects this mode. `--check` prints whether
+namespaces are possible.
+If all processes were killed at the same moment, a folder of the cluster may be left. The next
+call, or `--down`, removes the folder and the processes that still run in it.
 """
 
 import argparse
@@ -41,9 +43,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 SUBNET, PORT, TAG = "10.77.0", 29400, "CLUSTER_RUN"
-PREFIX = "world-size-cluster"  # of folders that `clean` may remove: nobody else's begin so
-KIND_END = 5.0  # seconds the nodes have to end after they were asked to
-AFTER_A_FAILURE = 3.0  # seconds the other nodes have after one has failed
+PREFIX = "world-size-cluster"  # of the folders that `clean` may remove
+KIND_END = 5.0  # seconds that the nodes have to end after SIGTERM
+AFTER_A_FAILURE = 3.0  # seconds that the other nodes have after a failure
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWUSER = 0x00020000, 0x04000000, 0x10000000
 CLONE_NEWPID, CLONE_NEWNET = 0x20000000, 0x40000000
 MS_BIND, MS_REC, MS_PRIVATE = 0x1000, 0x4000, 0x40000
@@ -52,7 +54,7 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
 @dataclass(frozen=True)
 class Plan:
-    """What a cluster would be here: `why` says why it is on localhost, if it is."""
+    """The kind of cluster that is possible. `why` is the reason for localhost, or empty."""
 
     nodes: int
     rate: str
@@ -61,22 +63,22 @@ class Plan:
 
     @property
     def isolated(self) -> bool:
-        """Whether each node has a network of its own."""
+        """Return whether each node has its own network."""
         return not self.why
 
     @property
     def master(self) -> str:
-        """The name of the first node, which every node can reach."""
+        """Return a name of the first node that every node can reach."""
         return "node0" if self.isolated else "localhost"
 
     @property
     def interfaces(self) -> dict[str, str]:
-        """The interfaces of the first node and their addresses; other nodes have others."""
+        """Return the interfaces of the first node, with their addresses."""
         ours = {"docker0": "172.17.0.1/16", "eth0": f"{SUBNET}.1/24"}
         return {"lo": "127.0.0.1/8"} | (ours if self.isolated else {})
 
     def port(self) -> int:
-        """A port on the first node that nobody uses."""
+        """Return an unused port on the first node."""
         if self.isolated:
             return PORT  # its network is new
         with socket.socket() as probe:
@@ -87,20 +89,20 @@ class Plan:
 def make_plan(
     nodes: int = 2, rate: str = "200mbit", delay: str = "", localhost: bool = False
 ) -> Plan:
-    """See what this machine allows: a cluster of one node is built for it, and removed."""
+    """Find out what this machine allows: build a cluster of one node, and remove it."""
     clean()
     isolated = Plan(nodes, rate, delay)
     if localhost or os.environ.get("CLUSTER_ON_LOCALHOST"):
-        why = "so it was asked"
+        why = "you have selected localhost"
     elif sys.platform != "linux":
         why = "this is not Linux"
     elif missing := [name for name in ("ip", "tc") if program(name) is None]:
         why = f"there is no program `{missing[0]}` (in Debian, package iproute2)"
     else:
-        with tempfile.TemporaryFile() as said:
-            status = run(Plan(1, rate, delay), [["true"]], stderr=said)
-            said.seek(0)
-            lines = said.read().decode(errors="replace").splitlines()
+        with tempfile.TemporaryFile() as output:
+            status = run(Plan(1, rate, delay), [["true"]], stderr=output)
+            output.seek(0)
+            lines = output.read().decode(errors="replace").splitlines()
         if status == 0:
             return isolated
         why = (lines or [f"a trial ended with status {status}"])[-1].removeprefix("cluster: ")
@@ -108,21 +110,21 @@ def make_plan(
 
 
 def program(name: str) -> str | None:
-    """Where a program lies; those of the system are not on everybody's path."""
+    """Return the path of a program, also if it is in a folder for system programs."""
     return shutil.which(name, path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin")
 
 
 def run(plan: Plan, commands: Sequence[Sequence[str]], stdout=None, stderr=None) -> int:
-    """Run one command on each node and wait; the status is that of the first that failed.
+    """Run one command on each node and wait. Return the exit status of the first failure, or 0.
 
-    Whatever ends this function, or the program that called it, ends the cluster.
+    If this function ends, or the program that called it, the cluster ends too.
     """
     started = _started(os.getpid())
     name = f"{PREFIX}-{os.getpid()}-{started}-{secrets.token_hex(4)}"
-    folder = Path(tempfile.gettempdir()) / name  # the keeper makes it, and so it removes it
+    folder = Path(tempfile.gettempdir()) / name  # the keeper creates it and removes it
     task = json.dumps({"plan": asdict(plan), "commands": list(map(list, commands))})
     process = None
-    life, ours = os.pipe()  # its other end is closed when this process ends, whatever ends it
+    life, ours = os.pipe()  # the kernel closes `ours` when this process ends
     try:
         process = subprocess.Popen(
             [sys.executable, __file__, "--keep", str(life), str(folder), task],
@@ -147,11 +149,11 @@ def run(plan: Plan, commands: Sequence[Sequence[str]], stdout=None, stderr=None)
             remove(folder)
 
 
-# --- what a machine may have been left with -----------------------------------------------
+# --- what an earlier cluster may have left ------------------------------------------------
 
 
 def _started(pid: int) -> int:
-    """When a process started, in clock ticks: a number that is given again has another."""
+    """Return when a process started, in clock ticks, because process IDs are used again."""
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
     except (OSError, IndexError):
@@ -172,7 +174,7 @@ def remove(folder: Path) -> None:
 
 
 def clean() -> list[str]:
-    """Remove what clusters left whose owner is dead; their names."""
+    """Remove what is left of clusters whose owner has ended, and return their names."""
     left = []
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}-*-*-*"):
         with contextlib.suppress(ValueError, OSError):
@@ -190,7 +192,7 @@ def _all_pids() -> list[int]:
 
 
 def _tag(pid: int) -> str:
-    """Which cluster a process belongs to, by a variable that all its processes inherit."""
+    """Return the cluster of a process, from a variable that all its processes inherit."""
     try:
         variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:
@@ -199,31 +201,31 @@ def _tag(pid: int) -> str:
     return found[0].partition(b"=")[2].decode() if found else ""
 
 
-# --- the keeper: a process in a session of its own, which ends when its owner does ---------
+# --- the keeper: a process in its own session, which ends when its owner ends ---------------
 
 
 def call(name: str, *arguments: object) -> None:
-    """Call a function of the C library that Python has no name for; raise what it reports."""
+    """Call a function of the C library, and raise its error as an OSError."""
     if ctypes.CDLL(None, use_errno=True)[name](*arguments) != 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{name}: {os.strerror(number)}")
 
 
 def system(*words: str) -> None:
-    """Run `ip` or `tc`; if it fails, say what it said."""
+    """Run `ip` or `tc`. If it fails, raise its message as an OSError."""
     done = subprocess.run([program(words[0]), *words[1:]], capture_output=True, text=True)
     if done.returncode:
-        said = (done.stderr.strip().splitlines() or ["no word"])[-1]
-        raise OSError(f"`{' '.join(words)}`: {said}")
+        message = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise OSError(f"`{' '.join(words)}`: {message}")
 
 
 def owner_is_gone(life: int, seconds: float) -> bool:
-    """Wait this long, less if the owner of the cluster ends."""
+    """Wait until the owner of the cluster ends, or this long. Return whether it has ended."""
     return bool(select.select([life], [], [], seconds)[0])
 
 
 def keep(life: int, folder: Path, plan: Plan, commands: list[list[str]]) -> int:
-    """Hold a cluster until its commands or its owner end; the exit status."""
+    """Keep a cluster until its commands or its owner end. Return the exit status."""
     os.set_inheritable(life, False)
     try:
         folder.mkdir(mode=0o700)
@@ -242,7 +244,7 @@ def keep(life: int, folder: Path, plan: Plan, commands: list[list[str]]) -> int:
 
 
 def keep_isolated(life: int, folder: Path, plan: Plan, commands: list[list[str]]) -> int:
-    """Start the first process of a new process namespace; wait until it or the owner ends."""
+    """Start the first process of a process namespace. Wait until it or the owner ends."""
     user, group = os.getuid(), os.getgid()
     if user != 0:
         try:
@@ -250,10 +252,10 @@ def keep_isolated(life: int, folder: Path, plan: Plan, commands: list[list[str]]
             Path("/proc/self/setgroups").write_text("deny")
             Path("/proc/self/uid_map").write_text(f"0 {user} 1")
             Path("/proc/self/gid_map").write_text(f"0 {group} 1")
-        except OSError as error:  # "no space left" means that none is allowed
+        except OSError as error:  # "no space left" means that the limit is 0
             why = f"this is not root, and user namespaces are refused ({error.strerror})"
             raise OSError(error.errno, why) from None
-    call("unshare", CLONE_NEWPID)  # for children: the next one is the first in it
+    call("unshare", CLONE_NEWPID)  # the next child is the first process in it
     first = os.fork()
     if first == 0:
         status = 1
@@ -264,7 +266,7 @@ def keep_isolated(life: int, folder: Path, plan: Plan, commands: list[list[str]]
         except OSError as error:
             print(f"cluster: {error.strerror or error}", file=sys.stderr, flush=True)
         finally:
-            os._exit(status)  # and the kernel kills what is left, and removes the network
+            os._exit(status)  # the kernel then kills all others and removes the network
     asked = None
     while True:
         pid, status = os.waitpid(first, os.WNOHANG)
@@ -278,10 +280,10 @@ def keep_isolated(life: int, folder: Path, plan: Plan, commands: list[list[str]]
 
 
 def build(life: int, folder: Path, plan: Plan, commands: list[list[str]]) -> list[int]:
-    """Lay the switch and the links, and start a command on each node; the processes."""
+    """Create the bridge and the links, and start the nodes. Return their process IDs."""
     call("unshare", CLONE_NEWNS | CLONE_NEWNET)
     private()
-    call("mount", b"cluster", bytes(folder), b"tmpfs", 0, None)  # gone with the last process
+    call("mount", b"cluster", bytes(folder), b"tmpfs", 0, None)  # ends with the last process
     system("ip", "link", "add", "switch", "type", "bridge")
     system("ip", "link", "set", "switch", "up")
     nodes = []
@@ -298,12 +300,12 @@ def build(life: int, folder: Path, plan: Plan, commands: list[list[str]]) -> lis
         nodes.append(start_node(plan, node, commands[node], "eth0", live_apart))
         os.close(is_ready)
         if os.read(ready, 1) != b"1":
-            raise OSError(f"node {node} could not have a network of its own")
+            raise OSError(f"node {node} could not get its own network")
         port = f"port{node}"
         peer = ["peer", "name", "eth0", "netns", str(nodes[-1])]
         system("ip", "link", "add", port, "type", "veth", *peer)
         system("ip", "link", "set", port, "master", "switch", "up")
-        shape(plan, port)  # what comes to the node
+        shape(plan, port)  # limits what the node receives
         os.write(may_go, b"1")
         for end in (ready, go, may_go):
             os.close(end)
@@ -311,15 +313,15 @@ def build(life: int, folder: Path, plan: Plan, commands: list[list[str]]) -> lis
 
 
 def private() -> None:
-    """Let nobody outside see what is mounted from here on."""
+    """Hide later mounts from processes outside."""
     call("mount", None, b"/", None, MS_REC | MS_PRIVATE, None)
 
 
 def furnish(folder: Path, plan: Plan, node: int) -> None:
-    """Give a node its name, its interfaces and its /etc/hosts, from inside."""
+    """Give this node its name, its interfaces and its /etc/hosts."""
     socket.sethostname(f"node{node}")
     private()
-    # as Debian does it: the node's own name leads to an address that nobody else can reach
+    # as on Debian, the name of the node resolves to an address that no other node can reach
     names = ["127.0.0.1 localhost", f"127.0.1.1 node{node}"]
     names += [f"{SUBNET}.{n + 1} node{n}" for n in range(plan.nodes) if n != node]
     hosts = folder / f"hosts{node}"
@@ -327,18 +329,18 @@ def furnish(folder: Path, plan: Plan, node: int) -> None:
     if os.path.exists("/etc/hosts"):
         call("mount", bytes(hosts), b"/etc/hosts", None, MS_BIND, None)
     system("ip", "link", "set", "lo", "up")
-    # a second interface, whose address is the same on all nodes: so it is where Docker runs
+    # a second interface with the same address on all nodes, as on machines with Docker
     system("ip", "link", "add", "docker0", "type", "bridge")
     system("ip", "addr", "add", "172.17.0.1/16", "dev", "docker0")
     system("ip", "link", "set", "docker0", "up")
     system("ip", "addr", "add", f"{SUBNET}.{node + 1}/24", "dev", "eth0")
     system("ip", "link", "set", "eth0", "up")
-    shape(plan, "eth0")  # what leaves the node
+    shape(plan, "eth0")  # limits what the node sends
 
 
 def shape(plan: Plan, interface: str) -> None:
-    """Let through what leaves by this interface at the link's rate, after its delay."""
-    # the queue is long: a packet that is dropped is sent again, and would be counted twice
+    """Limit the rate at which this interface sends, and add the delay."""
+    # a long queue drops no packet; a dropped packet would be sent and counted twice
     tbf = ["tbf", "rate", plan.rate, "burst", "256kb", "limit", "64mb"]
     system("tc", "qdisc", "add", "dev", interface, "root", "handle", "1:", *tbf)
     if plan.delay:
@@ -353,7 +355,7 @@ def start_node(
     interface: str,
     before: Callable[[], None] | None = None,
 ) -> int:
-    """Start the command of a node in a session of its own; its process."""
+    """Start the command of a node in a new session. Return its process ID."""
     pid = os.fork()
     if pid:
         return pid
@@ -378,15 +380,16 @@ def start_node(
 
 
 def watch(life: int, nodes: list[int]) -> int:
-    """Wait for the nodes; the status of the first that failed, or 0.
+    """Wait for the nodes. Return the status of the first node that failed, or 0.
 
-    The others may go on for a moment after a failure, and end kindly when the owner is gone.
+    After a failure, the other nodes may continue for a moment. If the owner ends, the nodes get
+    SIGTERM.
     """
     running, first_status, deadline = dict(zip(nodes, range(len(nodes)), strict=True)), 0, None
     told = False
     while running and (deadline is None or time.monotonic() < deadline):
         with contextlib.suppress(ChildProcessError):
-            pid, status = os.waitpid(-1, os.WNOHANG)  # orphans come here too
+            pid, status = os.waitpid(-1, os.WNOHANG)  # also returns orphans
             if pid in running:
                 node, code = running.pop(pid), os.waitstatus_to_exitcode(status)
                 if code and not told:
@@ -407,7 +410,7 @@ def watch(life: int, nodes: list[int]) -> int:
 
 
 def ask_to_end(node: int) -> None:
-    """Send SIGTERM to all of a node's session; to itself, if it has not made one yet."""
+    """Send SIGTERM to the session of a node, or to its process if there is no session yet."""
     for send in (os.killpg, os.kill):
         try:
             return send(node, signal.SIGTERM)
@@ -416,7 +419,7 @@ def ask_to_end(node: int) -> None:
 
 
 def remove_my_descendants() -> None:
-    """End what the nodes have left (localhost; a process namespace ends its own)."""
+    """End the processes that the nodes have left, which is needed only on localhost."""
     if sys.platform != "linux":
         return
     while True:
@@ -450,12 +453,18 @@ def main() -> None:
         sys.exit(keep(int(sys.argv[2]), folder, plan, task["commands"]))
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--nodes", type=int, default=2, choices=(2, 3, 4))
-    parser.add_argument("--rate", default="200mbit", help="of each link, as tc names it")
-    parser.add_argument("--delay", default="", help="of each link and direction: 2ms, say")
-    parser.add_argument("--localhost", action="store_true", help="no namespaces")
-    parser.add_argument("--check", action="store_true", help="say what this machine allows")
-    parser.add_argument("--down", action="store_true", help="remove what was left, if any")
-    parser.add_argument("command", nargs="*", help="what each node runs, after --")
+    parser.add_argument(
+        "--rate", default="200mbit", help="rate of each link, in the units of tc"
+    )
+    parser.add_argument(
+        "--delay", default="", help="delay of each link and direction, for example 2ms"
+    )
+    parser.add_argument("--localhost", action="store_true", help="use no namespaces")
+    parser.add_argument("--check", action="store_true", help="print what this machine allows")
+    parser.add_argument(
+        "--down", action="store_true", help="remove what an earlier cluster has left"
+    )
+    parser.add_argument("command", nargs="*", help="the command of each node, after --")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     signal.signal(signal.SIGHUP, lambda *_: sys.exit(129))
@@ -466,14 +475,14 @@ def main() -> None:
     try:
         plan = make_plan(options.nodes, options.rate, options.delay, options.localhost)
         if options.check:
-            possible = "each node can have a network of its own"
+            possible = "each node can have its own network"
             print(f"no namespaces: {plan.why}" if plan.why else possible)
             sys.exit(0 if plan.isolated else 1)
         if not options.command:
-            parser.error("what shall the nodes run? Put it after --")
+            parser.error("the command is missing: write it after --")
         if plan.why:
             print(
-                f"cluster: the nodes are processes on localhost, no link is slow: {plan.why}",
+                f"cluster: the nodes run on localhost, and no link is slow: {plan.why}",
                 file=sys.stderr,
                 flush=True,
             )
@@ -490,7 +499,7 @@ def main() -> None:
 
 
 def fill(word: str, words: dict[str, object]) -> str:
-    """Put values in place of {node} and its like; other braces stay."""
+    """Replace {node} and the other names by values. Other braces stay."""
     for name, value in words.items():
         word = word.replace(f"{{{name}}}", str(value))
     return word

@@ -1,9 +1,9 @@
-"""Write your own copy of a lab, with the solutions taken out: python labs/start.py 02
+"""Write your own copy of a lab, in which the solutions are blank: python labs/start.py 02
 
-`python labs/start.py capstone` does the same with a part of the assessment, and copies what it
-reads, its configuration say. `python labs/start.py exercise` gives you a program without
-blanks, to be made fast. The copy goes to my_labs/ in the current folder. A file that is there
-already is left alone.
+`python labs/start.py capstone` writes your copy of a part of the assessment, together with the
+files that this part reads. `python labs/start.py exercise` writes a program without blanks,
+which you make faster. The copy is written to the folder my_labs/ in the current folder. An
+existing file is never overwritten.
 """
 
 import contextlib
@@ -12,13 +12,13 @@ import re
 import sys
 from pathlib import Path
 
-# in Python, or in C++ that a string of the lab holds
+# a solution is Python code, or C++ code in a string of the lab
 OPENING = re.compile(r"^( *)(#|//) >>> solution (\d+): (.+)$")
 CLOSING = re.compile(r"^ *(#|//) <<< solution$")
 
 
 def blank(text: str) -> str:
-    """Replace what lies between the solution marks by a line that says what belongs there."""
+    """Return the program with each solution replaced by a line that says what belongs there."""
     lines, inside = [], None
     for line in text.splitlines():
         if opening := OPENING.match(line):
@@ -47,7 +47,7 @@ READ_BY_PROGRAMS = (".toml", ".yml", ".json")
 
 
 def all_parts() -> dict[str, Path]:
-    """What can be begun: labs by number, the programs of the assessment by name."""
+    """The programs that a learner can start: labs by number, other programs by name."""
     labs = {path.stem[3:5]: path for path in sorted(LABS.glob("lab??_*.py"))}
     tasks = sorted(ASSESSMENT.glob("[a-z]*.py"))
     marked = [
@@ -59,18 +59,18 @@ def all_parts() -> dict[str, Path]:
 
 
 def slow(path: Path) -> Path:
-    """Where a program begins that is not made of blanks: it works, and is slow."""
+    """The slow version of a program, which the learner gets instead of a copy with blanks."""
     return path.with_name(f"{path.stem}_slow.py")
 
 
 def title_of(path: Path) -> str:
-    """The heading of a lab; of another program, the first sentence of its docstring."""
+    """The heading of a lab, or the first line of the docstring of an assessment."""
     first, second = path.read_text(encoding="utf-8").splitlines()[:2]
     return second.removeprefix("# # ") if path.stem.startswith("lab") else first.strip('"')
 
 
 def companions(path: Path) -> list[Path]:
-    """What belongs to a program of the assessment: files of its name, a folder of its name."""
+    """The files that a program of the assessment reads, and the files of its folder."""
     if path.parent != ASSESSMENT:
         return []
     files = [p for p in ASSESSMENT.glob(f"{path.stem}*") if p.suffix in READ_BY_PROGRAMS]
@@ -100,15 +100,16 @@ def main() -> None:
         width = max(map(len, parts))
         for name, path in parts.items():
             print(f"{name:{width}}  {title_of(path)}")
-        print("begin one with: python labs/start.py NUMBER, or NAME")
+        print("To start one of them, run: python labs/start.py NUMBER or NAME")
         return
     asked = " ".join(sys.argv[1:])
     meant = parts_meant(asked, parts)
     if len(meant) != 1:
-        advice = "python labs/start.py without a name lists all of them"
+        advice = "To list all labs, run python labs/start.py without a name."
         if near := meant or difflib.get_close_matches(asked, parts, n=3):
-            advice = f"did you mean {' or '.join(near)}?"
-        sys.exit(f"there is no lab {asked}: {advice}")
+            advice = f"Did you mean {' or '.join(near)}?"
+        wrong = "fits more than one" if len(meant) > 1 else "is not the name of a"
+        sys.exit(f'"{asked}" {wrong} lab or part of the assessment. {advice}')
     wanted = meant[0]
     original = parts[wanted]
     begin = "labs" if original.parent == LABS else "assessment"
@@ -117,26 +118,26 @@ def main() -> None:
     for path in companions(original):
         if "__pycache__" not in path.parts:
             copies[Path("my_labs", path.relative_to(ASSESSMENT))] = path
-    for copy in copies:  # nothing is written if something would be overwritten
+    exists = "already exists, and start.py does not overwrite your work. Move it away first."
+    for copy in copies:  # write no file if one of the files exists
         if copy.exists():
-            sys.exit(
-                f"{copy} exists already, and I will not overwrite your work: move it away first"
-            )
+            sys.exit(f"{copy} {exists}")
     for copy, path in copies.items():
         try:
             copy.parent.mkdir(parents=True, exist_ok=True)
             with copy.open("x", encoding="utf-8") as file:
                 file.write(blank(path.read_text(encoding="utf-8")))
         except FileExistsError:
-            sys.exit(
-                f"{copy} exists already, and I will not overwrite your work: move it away first"
-            )
+            sys.exit(f"{copy} {exists}")
         except OSError as error:
             with contextlib.suppress(OSError):
-                copy.unlink()  # half of it, where the disk is full
-            sys.exit(f"cannot write {copy}: {error.strerror}")
+                copy.unlink()  # on a full disk, only a part of it was written
+            sys.exit(
+                f"start.py cannot write {copy}: {error.strerror}. Make sure that the disk has "
+                "free space and that you may write to this folder, and run the command again."
+            )
         print(f"wrote {copy}")
-    # by the command that stands at the top of the lab: as many ranks as it says
+    # the command at the top of the lab says how many ranks it needs
     text, copy = original.read_text(encoding="utf-8"), Path("my_labs", original.name)
     command = re.search(
         rf"^(?:#| ) +((?:torchrun|python) .*{begin}/{original.name}.*)$", text, re.M

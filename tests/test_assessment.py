@@ -89,7 +89,7 @@ def test_starter_has_no_solution_and_fails_kindly(name: str, checked_starters) -
     assert text.count("raise NotImplementedError(") + text.count('#error "step') >= blanks > 0
     again = run("python", LABS / "start.py", name, cwd=folder)
     assert again.returncode == 1
-    assert "I will not overwrite your work" in again.stderr
+    assert "does not overwrite your work" in again.stderr
     output = said(name)
     assert "Traceback" not in output
     assert re.search(r"^step 1  blank ", output, re.M), output

@@ -233,7 +233,7 @@ def test_tables_and_prose_fit_a_phone_and_a_wide_screen(browser: Browser, addres
         tuple(f"kernel_{i}" for i in range(9)), tuple(f"{i}.25 TB/s" for i in range(9))
     )
     ran = table(
-        ("program", "machine", "torch", "Python", "date", "seconds", "held on torch"),
+        ("program", "machine", "torch", "Python", "date", "seconds", "tested on torch"),
         ("a_program.py", "2 CPU cores (AMD EPYC)", "2.13.0", "3.11.7", "2026-11-21", "9.5", ""),
     )
     words = f"<dl><dt>rank</dt><dd>{advice}</dd></dl>"

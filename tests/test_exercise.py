@@ -25,7 +25,7 @@ def test_exercise_begins_as_the_slow_program_and_is_not_overwritten(tmp_path: Pa
         assert done.returncode == status
     copy = tmp_path / "my_labs/exercise.py"
     assert copy.read_text() == (ASSESSMENT / "exercise_slow.py").read_text()
-    assert "I will not overwrite your work" in done.stderr
+    assert "does not overwrite your work" in done.stderr
 
 
 def test_other_ways_pass_and_more_says_how_to_fix_it(tmp_path: Path) -> None:

@@ -330,7 +330,7 @@ def test_start_does_not_overwrite(starter: Path, tmp_path: Path) -> None:
     starter.write_text("mine\n")
     done = run("python", LABS / "start.py", "02", cwd=tmp_path)
     assert (done.returncode, done.stdout, starter.read_text()) == (1, "", "mine\n")
-    assert done.stderr.startswith("my_labs/lab02_ddp.py exists already")
+    assert done.stderr.startswith("my_labs/lab02_ddp.py already exists")
 
 
 def test_start_lists_the_labs_and_refuses_other_numbers(tmp_path: Path) -> None:
@@ -340,7 +340,8 @@ def test_start_lists_the_labs_and_refuses_other_numbers(tmp_path: Path) -> None:
     for wrong in ("99", "two", "-1", ""):
         done = run("python", LABS / "start.py", wrong, cwd=tmp_path)
         assert done.returncode == 1
-        assert len(done.stderr.splitlines()) == 1 and "there is no lab" in done.stderr
+        assert len(done.stderr.splitlines()) == 1
+        assert f'"{wrong}" is not the name of a lab' in done.stderr
     assert not (tmp_path / "my_labs").exists()
 
 
@@ -666,11 +667,17 @@ def test_check_is_deterministic(tmp_path: Path) -> None:
     [
         (
             ["nothing.py"],
-            "nothing.py: the name of the file must begin with the name of a lab, such as "
+            "The name of the file nothing.py must begin with the name of a lab, such as "
             "lab02_ddp, or of a part of the assessment, such as capstone. Rename the file.",
         ),
-        (["lab02_ddp.py"], "there is no file lab02_ddp.py: python labs/start.py writes one"),
-        ([str(REFERENCE), "--step", "9"], "lab02_ddp has steps 1 to 8, there is no step 9"),
+        (
+            ["lab02_ddp.py"],
+            "There is no file lab02_ddp.py. To write one, run: python labs/start.py lab02_ddp",
+        ),
+        (
+            [str(REFERENCE), "--step", "9"],
+            "There is no step 9 in lab02_ddp. Choose a step from 1 to 8.",
+        ),
     ],
 )
 def test_check_says_what_it_cannot_do(arguments, sentence, tmp_path: Path) -> None:
@@ -681,30 +688,38 @@ def test_check_says_what_it_cannot_do(arguments, sentence, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("name", "content", "sentence"),
     [
-        ("lab02_ddp.txt", REFERENCE, "lab02_ddp.txt is not a Python file: rename it"),
+        ("lab02_ddp.txt", REFERENCE, "lab02_ddp.txt is not a Python file. Rename it"),
         (
             "lab02_ddp.py",
             b"\n",
-            "lab02_ddp.py is empty: python labs/start.py writes a new copy",
+            "lab02_ddp.py is empty. To get a new copy in my_labs/, delete this file and run",
         ),
         (
             "lab02_ddp.py",
             b'"""Lab 02."""\n# later\n',
-            "lab02_ddp.py has no code: python labs/start.py writes",
+            "lab02_ddp.py contains no code. To get a new copy in my_labs/",
         ),
         (
             "lab02_ddp.py",
             "import os\n".encode("utf-16"),
-            "is not a text in UTF-8: save it again",
+            "is not a text file in UTF-8. Save it again",
         ),
-        ("lab02_ddp.py", REFERENCES["lab08"], "has the functions of lab08_memory, and none of"),
-        ("capstone.py", REFERENCE, "has the functions of lab02_ddp, and none of capstone"),
+        (
+            "lab02_ddp.py",
+            REFERENCES["lab08"],
+            "contains functions of lab08_memory, and no function of lab02_ddp. Rename",
+        ),
+        (
+            "capstone.py",
+            REFERENCE,
+            "contains functions of lab02_ddp, and no function of capstone",
+        ),
         (
             "my_lab02.py",
             REFERENCE,
-            "my_lab02.py: the name of the file must begin with the name",
+            "The name of the file my_lab02.py must begin with the name",
         ),
-        ("lab99.py", REFERENCE, "lab99.py: the name of the file must begin with the name of a"),
+        ("lab99.py", REFERENCE, "The name of the file lab99.py must begin with the name of a"),
     ],
 )
 def test_check_names_a_file_that_it_cannot_grade(name, content, sentence, tmp_path) -> None:
@@ -835,12 +850,13 @@ def test_help_is_answered_without_torch(program: str, tmp_path: Path) -> None:
         ("labs/lab02_ddp.py", "wrote my_labs/lab02_ddp.py"),
         ("Capston", "wrote my_labs/capstone.py"),
         ("challenge", "wrote my_labs/challenge.py"),
-        ("assignmnt4_two_levels", "did you mean assignment4_two_levels"),
-        ("cpastone", "did you mean capstone?"),
-        ("assignment", "did you mean assignment1_allocator or assignment2_tensor_cores"),
+        ("assignmnt4_two_levels", "Did you mean assignment4_two_levels"),
+        ("cpastone", "Did you mean capstone?"),
+        ("assignment", "Did you mean assignment1_allocator or assignment2_tensor_cores"),
         (
             "lab99",
-            "there is no lab lab99: python labs/start.py without a name lists all of them",
+            '"lab99" is not the name of a lab or part of the assessment. To list all labs, run '
+            "python labs/start.py without a name.",
         ),
     ],
 )
@@ -863,7 +879,8 @@ def test_folders_work_when_they_are_copied(tmp_path: Path) -> None:
     (tmp_path / "graders").rename(tmp_path / "elsewhere")
     done = run("python", "labs/check.py", "x.py", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "check.py needs the folder graders/, which lies beside labs/\n"
+    assert done.stderr.startswith("check.py needs the folder ")
+    assert "graders, which does not exist. Use a complete copy" in done.stderr
 
 
 UNDER_A_HOOK = """
@@ -879,10 +896,11 @@ runpy.run_path(sys.argv[0], run_name="__main__")
     [
         # logging has a hook at a fork, too, and Python ignores a KeyboardInterrupt there
         ("os.register_at_fork(after_in_parent=lambda: signal.raise_signal(signal.SIGINT))",
-         "stopped"),
+         "Grading was interrupted."),
         # not one byte is free anywhere
         ("tempfile._candidate_tempdir_list = list",
-         f"{machine.FULL}: make room, or name another folder for it, TMPDIR=FOLDER"),
+         f"{machine.FULL}: check.py cannot write its temporary files. Free some space, or set the "
+         "environment variable TMPDIR to a different folder."),
     ],
     ids=["an interrupt while ranks are forked", "no folder for temporary files"],
 )  # fmt: skip

@@ -63,7 +63,7 @@ def test_every_launcher_ended_with_the_same_loss(name: str) -> None:
 def test_without_a_launcher_it_says_how_to_start_it(folder: Path) -> None:
     ended = run(folder, f"env -u RANK -u WORLD_SIZE {sys.executable} train.py --checkpoints x")
     assert ended.returncode == 1
-    assert "start me with a launcher" in ended.stderr
+    assert "start this program with a launcher" in ended.stderr
     assert "Traceback" not in ended.stderr
 
 
@@ -203,7 +203,7 @@ def understood():
 @pytest.mark.parametrize("name", ["trainjob", "pytorchjob"])
 def test_manifest_says_what_its_schema_knows(name: str, understood) -> None:
     manifest = yaml.safe_load((LAUNCH / f"kubernetes/{name}.yaml").read_text())
-    assert not understood.lost(manifest, understood.understood(manifest))
+    assert not understood.unknown_fields(manifest, understood.round_trip(manifest))
     manifest["spec"]["nodesPerJob"] = 3
-    unknown = understood.lost(manifest, understood.understood(manifest))
+    unknown = understood.unknown_fields(manifest, understood.round_trip(manifest))
     assert unknown == ["/spec/nodesPerJob"]

@@ -112,7 +112,7 @@ def test_make_names_a_disk_without_one_free_byte(command: str) -> None:
         cwd=ROOT, capture_output=True, text=True, timeout=HANG,
     )  # fmt: skip
     assert done.returncode != 0 and "Traceback" not in done.stderr, done
-    assert f"make room, or name another folder, TMPDIR=FOLDER make {command}" in done.stderr
+    assert f"or use a different folder: TMPDIR=FOLDER make {command}" in done.stderr
 
 
 def test_a_folder_is_gone_although_its_removal_was_interrupted(monkeypatch) -> None:
@@ -153,7 +153,9 @@ def test_a_copy_that_did_not_fit_is_not_left(tmp_path: Path) -> None:
     script += f"{start} && exit 9; test ! -e my_labs/lab02_ddp.py"
     status, said = elsewhere("--mount", f"cd '{tmp_path}'; {script}", tmp_path)
     assert status == 0, said
-    assert f"cannot write my_labs/lab02_ddp.py: {machine.FULL}" in said, said
+    assert f"start.py cannot write my_labs/lab02_ddp.py: {machine.FULL}. Make sure" in said, (
+        said
+    )
 
 
 def test_a_book_that_can_only_be_read_passes(tmp_path: Path) -> None:
@@ -238,18 +240,18 @@ def test_an_interrupted_install_is_repaired(tmp_path: Path) -> None:
         return done.returncode, done.stdout + done.stderr
 
     status, said = make()
-    assert status == 0 and "Making .venv" in said and stamp.exists(), said
+    assert status == 0 and "Creating the environment .venv" in said and stamp.exists(), said
     (folder,) = tmp_path.glob(".venv/lib/python*/site-packages")
     stamp.unlink()
     (folder / "tiny.py").unlink()
     (folder / "tiny-1.dist-info/INSTALLER").unlink()  # killed before it wrote this
     status, said = make()
     assert status == 0 and (folder / "tiny.py").exists(), said
-    assert "Making .venv" not in said
+    assert "Creating the environment" not in said
     wanted.write_text("tiny==2\n")  # newer than the stamp, and not to be had
     os.utime(stamp, (0, 0))
     status, said = make()
-    assert status != 0 and "pip says above why it stopped" in said, said
+    assert status != 0 and "pip printed the reason above" in said, said
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has /proc")

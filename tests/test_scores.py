@@ -117,8 +117,9 @@ def test_check_writes_no_report_of_what_does_not_pass(tmp_path: Path) -> None:
     done = check("assignment3_graphs.py", *asked, cwd=tmp_path)
     assert done.returncode == 1 and "4 of 5 steps pass" in done.stdout
     assert done.stderr.splitlines() == [
-        "no schedule to draw: step 7 of lab 10 and step 6 of the capstone run one",
-        "no report: not all passes",
+        "No schedule was drawn: no step has run a pipeline. Only step 7 of lab 10 and step 6 of "
+        "the capstone run one.",
+        "No report was written: a report needs all steps to pass.",
     ]
     assert [path.name for path in tmp_path.iterdir()] == ["assignment3_graphs.py"]
 
@@ -137,18 +138,18 @@ def test_table_has_who_does_it_for_less(tmp_path: Path) -> None:
         table.show(["other"], tmp_path)
 
 
-NO_MORE = "mine exists already, and I will not overwrite it: name another file"
-ONE_OF_ALL = "a report is of all steps of a lab, and of one file of it"
-ONE_DRAWING = "--draw is of one file, and into a file of its own"
+NO_MORE = "mine already exists, and check.py does not overwrite it. Name a new file."
+NO_FOLDER = "There is no folder {}. Create it, or name a different folder."
 REFUSED = {
     "--report mine": NO_MORE,
     "--draw mine": NO_MORE,
-    "--report no/new.toml": "there is no folder no that I may write to",
-    "--report mine/new.toml": "there is no folder mine that I may write to",
-    "--report new --step 2": ONE_OF_ALL,
-    "lab02_ddp-b.py --report new": ONE_OF_ALL,
-    "lab02_ddp-b.py --draw new": ONE_DRAWING,
-    "--report new --draw new": ONE_DRAWING,
+    "--report no/new.toml": NO_FOLDER.format("no"),
+    "--report mine/new.toml": NO_FOLDER.format("mine"),
+    "--report new --step 2": "--report needs the scores of all steps. Leave out --step.",
+    "lab02_ddp-b.py --report new": "--report accepts only one program of each lab. Grade the "
+    "others separately.",
+    "lab02_ddp-b.py --draw new": "--draw draws one program, but you named 2. Name one program.",
+    "--report new --draw new": "--draw and --report cannot both write to new. Name two files.",
 }
 ASK_ALL = """
 import json, sys

@@ -1,7 +1,7 @@
-"""A launcher by hand: a few variables for each rank, a loop that watches, signals passed on.
+"""A small launcher: it sets six variables, watches the ranks, and forwards signals to them.
 
-One of it runs on each node, as one torchrun does. That training under it ends with torchrun's
-loss is the proof that a launcher owes a program nothing else.
+Start it once on each node, as you would start torchrun. The training script train.py ends with
+the same loss under this launcher as under torchrun, so the script needs nothing else.
 
     python by_hand.py --nnodes=2 --node-rank=0 --nproc-per-node=8 --master-addr=HOST train.py …
 """
@@ -17,7 +17,7 @@ import time
 
 # --8<-- [start:variables]
 def variables(options: argparse.Namespace, local: int) -> dict[str, str]:
-    """What rank `local` of this node must know: who it is, of how many, where to meet."""
+    """Return the environment variables of the rank with local rank `local` on this node."""
     ranks = options.nproc_per_node
     return {
         "RANK": str(options.node_rank * ranks + local),
@@ -34,13 +34,16 @@ def variables(options: argparse.Namespace, local: int) -> dict[str, str]:
 
 # --8<-- [start:watch]
 def watch(ranks: list[subprocess.Popen], grace: float) -> int:
-    """Wait until all ranks have left. One that fails takes the others with it: they would wait
-    for it in their next collective, for minutes or for ever."""
-    while None in (codes := [rank.poll() for rank in ranks]):  # ask each: any() stops early
+    """Wait until all ranks have ended, and return the exit status.
+
+    If a rank fails, end the others, because they would wait for it in their next collective.
+    They have `grace` seconds to save a checkpoint.
+    """
+    while None in (codes := [rank.poll() for rank in ranks]):  # poll every rank, not only some
         if failed := [code for code in codes if code]:
             for rank in ranks:
                 rank.terminate()
-            deadline = time.monotonic() + grace  # to save; then nobody asks any more
+            deadline = time.monotonic() + grace
             for rank in ranks:
                 try:
                     rank.wait(max(0.0, deadline - time.monotonic()))
@@ -66,26 +69,27 @@ def main() -> int:
     parser.add_argument("program", nargs=argparse.REMAINDER)
     options = parser.parse_args()
     if not options.program:
-        parser.error("name a program")
+        parser.error("the program is missing, for example: train.py")
     if options.master_port is None:
         if options.nnodes > 1:
-            parser.error("several nodes must agree on --master-port")
+            parser.error("with several nodes, set the same --master-port on each of them")
         with socket.create_server(("127.0.0.1", 0)) as server:
             options.master_port = server.getsockname()[1]
 
     # --8<-- [start:start]
     ranks: list[subprocess.Popen] = []
 
-    def pass_on(number: int, frame: object) -> None:
+    def forward(number: int, frame: object) -> None:
         for rank in ranks:
             if rank.poll() is None:
                 rank.send_signal(number)
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
-        signal.signal(number, pass_on)
+        signal.signal(number, forward)
     for local in range(options.nproc_per_node):
         env = os.environ | variables(options, local)
-        # a group of its own, or Ctrl-C would reach a rank twice: from the terminal and from us
+        # Each rank gets its own session. Otherwise Ctrl-C would reach it twice: from the
+        # terminal and from forward().
         command = [sys.executable, *options.program]
         ranks.append(subprocess.Popen(command, env=env, start_new_session=True))
     return watch(ranks, options.grace)

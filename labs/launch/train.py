@@ -1,14 +1,15 @@
 """One training script for every launcher, from torchrun to Slurm, Kubernetes and Ray.
 
-It asks its surroundings for nothing but RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and
-MASTER_PORT, which all of them set. What makes it safe to launch anywhere:
+It reads only RANK, LOCAL_RANK, LOCAL_WORLD_SIZE, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, which
+all of these launchers set. Four properties make it safe to launch anywhere:
 
-- the data depend on the step and the global batch alone, so any number of ranks that divides
-  the batch trains the same model;
-- it saves every few steps, and once more when a signal says that its time is over (SIGTERM from
-  Slurm, Kubernetes and torchrun; SIGUSR1 where a scheduler is told to send it);
-- a checkpoint gets its name when it is whole, so a killed job leaves the one before;
-- it resumes from the newest checkpoint without being told to.
+- The data of a step depend only on the step and on the global batch. So every number of ranks
+  that divides the batch trains the same model.
+- It saves a checkpoint every few steps, and also when a signal asks it to stop (SIGTERM from
+  Slurm, Kubernetes and torchrun, or SIGUSR1 if a scheduler is configured to send it).
+- A checkpoint gets its final name only when it is complete. If the job is killed during a save,
+  the checkpoint before it is still there.
+- It resumes from the newest checkpoint without an option.
 
     torchrun --nproc-per-node=2 train.py --checkpoints saved
 """
@@ -24,31 +25,31 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # not left to torch: imported after init, it keeps the group alive
+import torch.distributed.nn  # import it before init: afterwards it would keep the group alive
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-BATCH, WIDTH = 48, 32  # the global batch: ranks share it, so it does not grow with them
-STOPPED = 75  # sysexits' "try again later": the launcher may tell it from a failure
+BATCH, WIDTH = 48, 32  # BATCH is the global batch, which the ranks share
+STOPPED = 75  # "try again later" in sysexits.h, so a launcher can distinguish it from a failure
 
 
 # --8<-- [start:signals]
-class TimeIsUp:
-    """Remembers that a signal came. Signals reach ranks at different moments, or only one of
-    them, so all ranks ask together whether it is time to leave."""
+class StopRequest:
+    """Records that this rank has received a signal, and shares this with all ranks."""
 
     def __init__(self) -> None:
-        self.came = False
-        if threading.current_thread() is threading.main_thread():  # in Ray it is not
+        self.received = False
+        if threading.current_thread() is threading.main_thread():  # false under Ray
             for number in (signal.SIGTERM, signal.SIGUSR1):
-                signal.signal(number, self.note)
+                signal.signal(number, self.record)
 
-    def note(self, number: int, frame: object) -> None:
-        self.came = True
+    def record(self, number: int, frame: object) -> None:
+        self.received = True
 
-    def for_anyone(self, device: torch.device) -> bool:
-        flag = torch.tensor(float(self.came), device=device)
+    def on_any_rank(self, device: torch.device) -> bool:
+        """Return on every rank whether at least one rank has received a signal."""
+        flag = torch.tensor(float(self.received), device=device)
         dist.all_reduce(flag, dist.ReduceOp.MAX)
         return flag.item() > 0
 
@@ -58,7 +59,7 @@ class TimeIsUp:
 
 # --8<-- [start:checkpoint]
 def save(folder: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Write a checkpoint under another name, force it to the disk, then give it its name."""
+    """Write a temporary file, flush it to the disk, and then give it its final name."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=folder, suffix=".part", delete=False) as file:
         state = {"step": step, "model": model.state_dict(), "optimizer": optimizer.state_dict()}
@@ -69,7 +70,7 @@ def save(folder: Path, step: int, model: nn.Module, optimizer: torch.optim.Optim
 
 
 def resume(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """Load the newest checkpoint, if there is one; return the next step."""
+    """Load the newest checkpoint if there is one, and return the next step."""
     newest = max(folder.glob("step*.pt"), default=None)
     if newest is None:
         return 0
@@ -83,7 +84,7 @@ def resume(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> 
 
 
 def batch(step: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """This rank's rows of the step's global batch."""
+    """Return the inputs and targets of this rank: its rows of the global batch of this step."""
     generator = torch.Generator().manual_seed(step)
     x = torch.randn(BATCH, WIDTH, generator=generator)
     y = x.roll(1, 1).tanh() + 0.1 * torch.randn(BATCH, WIDTH, generator=generator)
@@ -92,7 +93,7 @@ def batch(step: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def own_device() -> torch.device:
-    """One accelerator per local rank where there are enough, otherwise the CPU."""
+    """Return one accelerator per local rank if there are enough, otherwise the CPU."""
     local = int(os.environ.get("LOCAL_RANK", 0))
     here = int(os.environ.get("LOCAL_WORLD_SIZE", local + 1))
     if torch.accelerator.device_count() < here:
@@ -102,7 +103,7 @@ def own_device() -> torch.device:
 
 
 def train(options: argparse.Namespace) -> float | None:
-    """Train in the default process group; return the final loss, None where time was up."""
+    """Train in the default process group. Return the final loss, or None after a signal."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     device = own_device()
     torch.manual_seed(0)
@@ -111,9 +112,9 @@ def train(options: argparse.Namespace) -> float | None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     first = resume(options.checkpoints, model, optimizer)
     wrapped = DistributedDataParallel(model)
-    time_is_up = TimeIsUp()
+    stop_request = StopRequest()
     if rank == 0:
-        # where it resumes depends on when it was stopped: measured, not computed
+        # the step depends on the moment of the signal, so it is printed as a measured number
         start = f"resumed at step ≈{first}" if first else "from the beginning"
         print(f"{ranks} rank{'s' * (ranks > 1)}, {start}", flush=True)
 
@@ -124,11 +125,11 @@ def train(options: argparse.Namespace) -> float | None:
         loss.backward()
         optimizer.step()
         time.sleep(options.pause)
-        stop = time_is_up.for_anyone(device)
+        stop = stop_request.on_any_rank(device)
         if rank == 0 and (stop or (step + 1) % options.every == 0):
             save(options.checkpoints, step + 1, model, optimizer)
         if stop and step + 1 < options.steps:
-            dist.barrier()  # nobody leaves before the checkpoint is there
+            dist.barrier()  # no rank exits before the checkpoint is complete
             if rank == 0:
                 print(f"time is up: saved step ≈{step + 1}, leaving", flush=True)
             return None
@@ -145,13 +146,13 @@ def train(options: argparse.Namespace) -> float | None:
 def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument(
-        "--checkpoints", type=Path, required=True, help="a folder all nodes see"
+        "--checkpoints", type=Path, required=True, help="a folder that all nodes share"
     )
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument(
         "--every", type=int, default=20, help="steps from one checkpoint to the next"
     )
-    parser.add_argument("--pause", type=float, default=0.0, help="seconds a step lasts longer")
+    parser.add_argument("--pause", type=float, default=0.0, help="additional seconds per step")
     parser.add_argument(
         "--local_rank", "--local-rank", help=argparse.SUPPRESS
     )  # DeepSpeed adds it
@@ -164,14 +165,14 @@ def main() -> int:
         name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR") if name not in os.environ
     ]:
         print(
-            f"start me with a launcher ({', '.join(missing)} not set), such as:",
+            f"start this program with a launcher ({', '.join(missing)} not set), for example:",
             file=sys.stderr,
         )
         print("  torchrun --nproc-per-node=2 train.py --checkpoints saved", file=sys.stderr)
         return 1
     if BATCH % int(os.environ["WORLD_SIZE"]):
         print(
-            f"{BATCH} rows cannot be shared by {os.environ['WORLD_SIZE']} ranks",
+            f"{BATCH} rows cannot be divided equally among {os.environ['WORLD_SIZE']} ranks",
             file=sys.stderr,
         )
         return 1

@@ -1,10 +1,10 @@
-"""All-reduce on 8 to 131,072 ranks: four algorithms by formula, and message by message.
+"""Computes the time of an all-reduce on 8 to 131,072 ranks by formula and by simulation.
 
-Each rank has a clock. A step of an algorithm lets a rank go on when its own last message and
-that of its partner are through; a message of B bytes takes α + βB, and with jitter an
-exponential delay more. Up to 1,024 ranks every message is played; beyond, formulas alone reach.
-Links (assumed): 10 µs and 50 GB/s between nodes, 3 µs and 400 GB/s between the eight GPUs of a
-node. Draws all_reduce_at_scale.svg.
+The simulation has a clock for each rank. A rank starts its next step when its own last message
+and the message of its partner have arrived. A message of B bytes takes α + βB seconds; with
+jitter, an exponential delay is added. The program simulates every message on up to 1,024 ranks,
+and uses only the formulas for larger clusters. Links (assumed): 10 µs and 50 GB/s between
+nodes, 3 µs and 400 GB/s between the eight GPUs of a node. Draws all_reduce_at_scale.svg.
 """
 
 import math
@@ -22,7 +22,7 @@ ALGORITHMS = ("ring", "tree", "halving and doubling", "hierarchical")
 
 # --8<-- [start:clocks]
 def ring(clocks: torch.Tensor, size: float, link: tuple, jitter: float) -> torch.Tensor:
-    """2(n-1) steps; each waits for the message of the rank to the left."""
+    """2(n-1) steps; in each step, every rank waits for the message of its left neighbour."""
     n = len(clocks)
     for _ in range(2 * (n - 1)):
         clocks = torch.maximum(clocks, clocks.roll(1)) + message(n, size / n, link, jitter)
@@ -30,7 +30,7 @@ def ring(clocks: torch.Tensor, size: float, link: tuple, jitter: float) -> torch
 
 
 def tree(clocks: torch.Tensor, size: float, link: tuple, jitter: float) -> torch.Tensor:
-    """Pairs at the distance 1, 2, 4, … sum towards rank 0; the sum goes back the same way."""
+    """Pairs at distance 1, 2, 4, … add towards rank 0; the sum returns in reverse order."""
     n = len(clocks)
     rounds = [2**k for k in range(n.bit_length() - 1)]
     for distance in rounds + rounds[::-1]:
@@ -44,7 +44,7 @@ def tree(clocks: torch.Tensor, size: float, link: tuple, jitter: float) -> torch
 def halving_and_doubling(
     clocks: torch.Tensor, size: float, link: tuple, jitter: float
 ) -> torch.Tensor:
-    """log2 n swaps with the rank n/2, n/4, ... 1 away of half as much each; then back."""
+    """log2 n swaps with the rank n/2, n/4, … 1 away, each of half the size; then back."""
     n = len(clocks)
     rounds = [(2**k, size * 2**k / n) for k in reversed(range(n.bit_length() - 1))]
     for distance, sent in rounds + rounds[::-1]:
@@ -60,7 +60,7 @@ def hierarchical(clocks: torch.Tensor, size: float, link: tuple, jitter: float) 
         for _ in range(G - 1):
             step = message(len(clocks), size / G, NODE, jitter=0).view(-1, G)
             nodes = torch.maximum(nodes, nodes.roll(1, dims=1)) + step
-        if half == 0:  # GPU i of every node meets GPU i of the others
+        if half == 0:  # GPU i of every node reduces with GPU i of the other nodes
             rails = [
                 halving_and_doubling(nodes[:, i], size / G, link, jitter) for i in range(G)
             ]
@@ -94,7 +94,7 @@ def formula(name: str, n: int, size: float) -> float:
 
 
 def ends(name: str, clocks: torch.Tensor, size: float, jitter: float = 0.0) -> torch.Tensor:
-    """When each rank has the sum, by the time at which it begins."""
+    """Times at which the ranks have the sum, if they begin at the times in `clocks`."""
     return globals()[name.replace(" ", "_")](clocks, size, NET, jitter)
 
 
@@ -139,23 +139,24 @@ def main() -> None:
             predicted, seen = formula(name, n, 1e9), simulate(name, n, 1e9)
             assert math.isclose(predicted, seen, rel_tol=1e-9), (name, n)
             cells.append(f"{n}: {human(predicted)} {human(seen)}")
-        for late in (0, 65, 127):  # nobody has the sum before the last rank has begun
+        for late in (0, 65, 127):  # no rank has the sum before the last has begun
             clocks = torch.zeros(128, dtype=torch.float64)
             clocks[late] = 1000
             assert ends(name, clocks, 1e9).min() > 1000, (name, late)
         print(f"  {name:21} {'   '.join(cells)}")
-    print("where formulas alone reach:            1 MB       1 GB")
+    print("by formula only:                       1 MB       1 GB")
     for n in (16_384, 131_072):
         for name in ALGORITHMS:
             small, large = (human(formula(name, n, size)) for size in (1e6, 1e9))
             print(f"  {n:7,} {name:21} {small:>10} {large:>10}")
 
-    print("with jitter, exponential, 5 µs a message on average (1 KB, 1,024 ranks):")
+    print("with exponential jitter of 5 µs per message on average (1 KB, 1,024 ranks):")
     n, jitter, size = 1024, 5e-6, 1e3
     for name, steps in (("ring", 2 * (n - 1)), ("halving and doubling", 2 * 10)):
         extra = simulate(name, n, size, jitter) - formula(name, n, size)
         print(
-            f"  {name}: each of {steps} steps ≈{extra / steps / jitter:.2f} mean delays longer"
+            f"  {name}: each of {steps} steps takes "
+            f"≈{extra / steps / jitter:.2f} mean delays longer"
         )
         if name == "ring":
             # last-passage percolation: a chain of maxima grows by 2 per step, not by 1
@@ -163,7 +164,7 @@ def main() -> None:
         else:
             assert 2.1 < extra / steps / jitter < 3.5
     everyone = sum(1 / k for k in range(1, n + 1))
-    print(f"  a barrier after every step would cost {everyone:.2f} of them a step")
+    print(f"  a barrier after every step would cost {everyone:.2f} mean delays per step")
     draw(1e9)
 
 

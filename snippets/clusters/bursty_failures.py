@@ -1,7 +1,8 @@
-"""Young's interval when failures are not random: bursts after a repair, or wear.
+"""Tests Young's interval for failures that come in bursts, and for failures caused by wear.
 
-A job's lives are drawn from Weibull distributions with one mean, 3.09 h. Shape 1 is memoryless;
-below 1 a failure makes the next more likely soon (a bad node that was put back).
+The times between failures are drawn from Weibull distributions with the same mean, 3.09 h.
+Shape 1 means that failures come independently. With a smaller shape, the next failure is more
+likely soon after a failure, as with a bad node that is put back. A larger shape means wear.
 """
 
 import math
@@ -12,10 +13,11 @@ BETWEEN, SAVE, RESTART = 54 * 24 * 60 / 419, 1.0, 10.0  # minutes
 
 # --8<-- [start:simulate]
 def simulate(interval: float, shape: float, failures: int = 30_000) -> float:
-    dice, useful, total = random.Random(7), 0.0, 0.0
+    """Goodput with Weibull(shape) times between failures."""
+    rng, useful, total = random.Random(7), 0.0, 0.0
     scale = BETWEEN / math.gamma(1 + 1 / shape)
     for _ in range(failures):
-        life = dice.weibullvariate(scale, shape)
+        life = rng.weibullvariate(scale, shape)
         total += life
         useful += max(life - RESTART, 0) // (interval + SAVE) * interval
     return useful / total
@@ -28,16 +30,18 @@ def main() -> None:
     young = math.sqrt(2 * SAVE * BETWEEN)
     attempts = math.expm1((young + SAVE) / BETWEEN)
     formula = young / BETWEEN * math.exp(-RESTART / BETWEEN) / attempts
-    print(f"Young's interval {young:.1f} min; memoryless formula {formula:.1%}")
-    for shape, word in ((0.5, "bursts"), (0.7, ""), (1.0, "memoryless"), (3.0, "wear")):
+    print(f"Young's interval {young:.1f} min; goodput by the formula {formula:.1%}")
+    for shape, word in (
+        (0.5, "bursts"), (0.7, "small bursts"), (1.0, "independent"), (3.0, "wear"),
+    ):  # fmt: skip
         seen = simulate(young, shape)
         tried = range(-5, 6)
         best = max((simulate(young * 1.25**k, shape, 8_000), k) for k in tried)
         interval = young * 1.25 ** best[1]
         at_best = simulate(interval, shape)
         print(
-            f"  shape {shape}: useful {seen:.1%}; best of {len(tried)} intervals "
-            f"{interval:4.1f} min, {at_best:.1%}  {word}".rstrip()
+            f"  {word:12} goodput {seen:.1%}; best of {len(tried)} intervals "
+            f"{interval:4.1f} min, {at_best:.1%}"
         )
         assert formula - 0.01 < seen < formula + 0.04
         assert (seen > formula + 0.004) == (shape < 1)  # bursts waste less, not more

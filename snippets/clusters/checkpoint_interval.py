@@ -1,9 +1,9 @@
-"""How often to save: Young's interval, Daly's, the exact one, and an event simulation of each.
+"""Computes how often to save: Young's interval, Daly's, and the exact one, and simulates each.
 
-Failures come at random, also while saving and restarting. Young (1974) balances saving against
-lost work; Daly (2006) solves the full cost to higher order; the exact optimum is a root.
-The first table holds the formulas to the three cases that Daly's paper prints in its figures
-3 to 5. Draws checkpoint_interval.svg.
+Failures come at random times, also during a save or a restart. Young (1974) balances the time
+for saves against lost work. Daly (2006) solves the full cost to a higher order. The exact
+optimum is found by Newton's method. The first table compares the formulas with the three cases
+in figures 3 to 5 of Daly's paper. Draws checkpoint_interval.svg.
 """
 
 import math
@@ -17,7 +17,7 @@ import matplotlib.pyplot as plt
 
 # --8<-- [start:formulas]
 def goodput(interval: float, save: float, restart: float, between: float) -> float:
-    """Useful share of the time (Daly's cost, inverted). All arguments in the same unit."""
+    """Fraction of useful time: the inverse of Daly's cost. All arguments in one unit."""
     attempts = math.expm1((interval + save) / between)
     return interval / between * math.exp(-restart / between) / attempts
 
@@ -49,14 +49,14 @@ def exact(save: float, between: float) -> float:
 def simulate(
     interval: float, save: float, restart: float, between: float, failures: int = 100_000
 ) -> dict[str, float]:
-    """Shares of the time spent on each thing, over many lives of the job."""
-    dice = random.Random(1974)
+    """Fractions of the time by use, over many lives: from one failure to the next."""
+    rng = random.Random(1974)
     spent = dict.fromkeys(("useful", "saving", "lost", "restarting"), 0.0)
     for _ in range(failures):
-        life = dice.expovariate(1 / between)  # from one failure to the next
-        spent["restarting"] += min(restart, life)  # it may fail while it restarts
+        life = rng.expovariate(1 / between)
+        spent["restarting"] += min(restart, life)  # a failure may interrupt a restart
         up = max(life - restart, 0.0)
-        saved = up // (interval + save)  # intervals whose save has ended
+        saved = up // (interval + save)  # only intervals whose save has ended count
         spent["useful"] += saved * interval
         spent["saving"] += saved * save
         spent["lost"] += up - saved * (interval + save)
@@ -65,6 +65,16 @@ def simulate(
 
 
 # --8<-- [end:simulate]
+
+
+def hours_without_saves(work: float, between: float, runs: int = 20_000) -> float:
+    """Mean time until `work` hours in a row are free of failures."""
+    rng, total = random.Random(7), 0.0
+    for _ in range(runs):
+        while (life := rng.expovariate(1 / between)) < work:
+            total += life
+        total += work
+    return total / runs
 
 
 def draw(save: float, restart: float) -> None:
@@ -93,7 +103,7 @@ def draw(save: float, restart: float) -> None:
     axes.set(xscale="log", ylim=(0, 1.05), xlabel="minutes of work between saves")
     axes.set_xticks([2, 5, 10, 20, 50, 100, 200, 500], [2, 5, 10, 20, 50, 100, 200, 500])
     axes.minorticks_off()
-    axes.set_ylabel("goodput, share of the time")
+    axes.set_ylabel("goodput, fraction of the time")
     axes.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()
     figure.savefig("checkpoint_interval.svg", transparent=True, metadata={"Date": None})
@@ -101,7 +111,7 @@ def draw(save: float, restart: float) -> None:
 
 def main() -> None:
     save, restart = 5.0, 10.0  # minutes, as in the paper
-    print("save 5 min, restart 10 min; best interval and its goodput, by formula and simulated")
+    print("save 5 min, restart 10 min; best interval (min); goodput by formula, simulated")
     print("failure every   Daly's paper    Young             Daly              exact")
     for between, name, printed in ((1440, "24 h", 117), (360, "6 h", 57), (15, "15 min", 9.1)):
         cells = []
@@ -110,19 +120,23 @@ def main() -> None:
             formula = goodput(best, save, restart, between)
             seen = simulate(best, save, restart, between)["useful"]
             assert abs(formula - seen) < 0.004, "the formula does not describe the simulation"
+            assert formula <= goodput(exact(save, between), save, restart, between) + 1e-9
+            for factor in (0.98, 1.02):
+                nearby = goodput(factor * exact(save, between), save, restart, between)
+                assert nearby < goodput(exact(save, between), save, restart, between)
             cells.append(f"{best:5.1f} {formula:.1%} {seen:.1%}")
         assert float(f"{daly(save, between):.{1 if printed < 10 else 0}f}") == printed
         print(f"{name:>13} {printed:>14}   {'   '.join(cells)}")
 
-    assert daly(30.0, 15.0) == daly(99.0, 15.0) == 15  # save ≥ 2 lives: a life
+    assert daly(30.0, 15.0) == daly(99.0, 15.0) == 15  # a save of 2 M or more: save once per M
 
     between, save, restart = 54 * 24 * 60 / 419, 1.0, 10.0
     best = exact(save, between)
     print(f"\na failure every {between / 60:.2f} h, save 1 min, restart 10 min (assumed):")
     print(
-        "interval          useful  saving  lost  restarting   saving + lost, per useful hour:"
+        "interval          useful  saving  lost  restarting   saving + lost, relative to Young:"
     )
-    print("                                                     predicted, simulated; best = 1")
+    print("                                                     predicted, simulated")
     base = young(save, between)
     at_best = simulate(base, save, restart, between)
     least = (at_best["saving"] + at_best["lost"]) / at_best["useful"]
@@ -130,16 +144,17 @@ def main() -> None:
         interval = factor * base
         shares = simulate(interval, save, restart, between)
         assert abs(goodput(interval, save, restart, between) - shares["useful"]) < 0.004
-        predicted = (factor + 1 / factor) / 2  # first order: save/x + x/2M around its least
+        predicted = (factor + 1 / factor) / 2  # save/x + x/2M, relative to its minimum
         seen = (shares["saving"] + shares["lost"]) / shares["useful"] / least
         assert abs(seen / predicted - 1) < 0.12, "the first order is too coarse here"
         cells = "  ".join(f"{share:6.1%}" for share in shares.values())
         print(f"{factor:4} Young {interval:5.1f} min  {cells}   {predicted:.2f}  {seen:.2f}")
     assert goodput(best, save, restart, between) >= goodput(base, save, restart, between)
     alone = between / 60 * math.expm1(24 * 60 / between)
-    print(
-        f"24 h of work with no save at all: {alone:,.0f} h, {alone / 24:.0f} days, on average"
-    )
+    for hours in (1, 6):
+        formula = between / 60 * math.expm1(hours * 60 / between)
+        assert abs(hours_without_saves(hours, between / 60) / formula - 1) < 0.04, hours
+    print(f"24 h of work without any save: {alone:,.0f} h, {alone / 24:.0f} days, on average")
     draw(5.0, 10.0)
 
 

@@ -1,8 +1,8 @@
-"""One published table of failures, turned into the time between failures of any cluster.
+"""Computes the time between failures of any cluster from one published table of failures.
 
-The Llama 3 paper counts 419 unexpected interruptions in 54 days on 16,384 GPUs. Divided by the
-GPU-hours this is a rate, and a rate can be multiplied. The simulation gives every GPU a clock
-of its own; the cluster fails when the first of them does. Draws failure_table.svg.
+The Llama 3 paper counts 419 unexpected interruptions in 54 days on 16,384 GPUs. Dividing this
+number by the GPU-hours gives a failure rate per GPU, and a job on N GPUs has N times this rate.
+The simulation draws the lifetime of every GPU separately. Draws failure_table.svg.
 """
 
 import heapq
@@ -34,32 +34,32 @@ GPUS, HOURS = 16_384, 54 * 24
 SIZES = (10, 1_000, 16_384, 100_000)
 
 
-# --8<-- [start:clocks]
-def gaps_between_failures(clocks: int, mean: float, shape: float, count: int) -> list[float]:
-    """Hours between the failures of a cluster in which each part fails by its own clock.
+# --8<-- [start:gaps]
+def gaps_between_failures(parts: int, mean: float, shape: float, count: int) -> list[float]:
+    """Hours between the failures of a cluster of `parts` parts that fail independently.
 
-    A part lives for Weibull(shape) hours, `mean` on average, and is replaced: shape 1 forgets
-    its age, below 1 parts die young, above 1 they wear out. The parts' ages are mixed first.
+    The lifetime of a part is Weibull(shape) with the mean `mean`; then the part is replaced.
+    Shape 1: age does not matter. Below 1: parts die young. Above 1: parts wear out.
     """
-    dice = random.Random(clocks)
+    rng = random.Random(parts)
     scale = mean / math.gamma(1 + 1 / shape)
-    queue = []
-    for part in range(clocks):
-        fails = 0.0 if shape == 1 else -10 * mean * dice.random() - 5 * mean
+    queue = []  # the next failure of each part, earliest first
+    for part in range(parts):
+        fails = 0.0 if shape == 1 else -10 * mean * rng.random() - 5 * mean  # mix the ages
         while fails <= 0:
-            fails += dice.weibullvariate(scale, shape)
+            fails += rng.weibullvariate(scale, shape)
         queue.append((fails, part))
     heapq.heapify(queue)
     before, gaps = 0.0, []
     while len(gaps) < count:
         now, part = queue[0]
-        heapq.heapreplace(queue, (now + dice.weibullvariate(scale, shape), part))
+        heapq.heapreplace(queue, (now + rng.weibullvariate(scale, shape), part))
         gaps.append(now - before)
         before = now
     return gaps
 
 
-# --8<-- [end:clocks]
+# --8<-- [end:gaps]
 
 
 def human(hours: float) -> str:
@@ -96,13 +96,17 @@ def main() -> None:
     assert named == sorted(named, reverse=True)  # as in the paper's table
     per_gpu = GPUS * HOURS / failures
     print(f"{failures} failures, {GPUS * HOURS:,} GPU-hours: one in {per_gpu:,.0f} GPU-hours,")
-    print(f"so a GPU with its share of the rest fails every {per_gpu / 24 / 365:.1f} years")
+    print(
+        f"so a GPU, with its part of the node and network, stops a job once in "
+        f"{per_gpu / 24 / 365:.1f} years"
+    )
     hardware = failures - CAUSES["software"] - CAUSES["host maintenance"] - CAUSES["the rest"]
     print(f"per 1,000 node-days: {1000 * failures / (54 * GPUS / 8):.2f} failures")
-    print(f"faulty GPU and HBM3: {(148 + 72) / failures:.0%}; neither software, maintenance")
-    print(f"nor the rest: {hardware / failures:.0%}")
+    print(f"faulty GPUs and HBM3: {(148 + 72) / failures:.0%}; all causes except")
+    print(f"software, host maintenance and the small ones: {hardware / failures:.0%}")
 
-    print("\n   GPUs   predicted   simulated   a day without: predicted, simulated")
+    print("\n          time between failures   chance of no failure in a day")
+    print("   GPUs   predicted   simulated   predicted, simulated")
     simulated = {}
     for n in SIZES:
         between = per_gpu / n
@@ -114,18 +118,23 @@ def main() -> None:
         assert abs(simulated[n] / between - 1) < 4 / math.sqrt(len(gaps)), n
         assert abs(seen - quiet) < 0.03, n
         row = f"{human(between):>11} {human(simulated[n]):>11}"
-        print(f"{n:7,} {row}   {quiet:26.1%} {seen:10.1%}")
+        print(f"{n:7,} {row}   {quiet:9.1%} {seen:10.1%}")
 
     node = per_gpu / 8
-    print("\n2,048 nodes whose clocks do not forget their age:")
-    for shape, word in ((0.7, "die young"), (1.0, "memoryless"), (3.0, "wear out")):
+    print("\n2,048 nodes; three laws for the life of a node; gaps between failures of the job:")
+    for shape, word in ((0.7, "die young"), (1.0, "no aging"), (3.0, "wear out")):
         gaps = gaps_between_failures(2048, node, shape, count=4000)
         mean, spread = statistics.fmean(gaps), statistics.stdev(gaps)
         share = sum(gap > mean for gap in gaps) / len(gaps)
         assert abs(mean * 2048 / node - 1) < 0.12 and abs(spread / mean - 1) < 0.12, shape
+        assert abs(share - 1 / math.e) < 0.03, shape
+        alone = gaps_between_failures(1, node, shape, count=4000)  # one node: no such effect
+        one = statistics.stdev(alone) / statistics.fmean(alone)
+        law = math.sqrt(math.gamma(1 + 2 / shape) / math.gamma(1 + 1 / shape) ** 2 - 1)
+        assert abs(one / law - 1) < 0.1, shape
         print(
-            f"  shape {shape} ({word}): every {mean:.2f} h, spread/mean {spread / mean:.2f}, "
-            f"longer than the mean {share:.0%} (1/e = 37%)"
+            f"  {word:9}: mean {mean:.2f} h, spread/mean {spread / mean:.2f} "
+            f"(of one node {one:.2f}), longer than the mean {share:.0%}"
         )
     draw(per_gpu, simulated)
 

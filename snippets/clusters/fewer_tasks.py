@@ -1,4 +1,4 @@
-"""Slurm starts one task and the framework waits for two: --ntasks=1 with --ntasks-per-node=2.
+"""Slurm starts one task, and the program waits for two: --ntasks=1 with --ntasks-per-node=2.
 
 Slurm's manual says that --ntasks takes precedence and that --ntasks-per-node is then only a
 maximum. A program that computes its world size from SLURM_NTASKS_PER_NODE waits for tasks that
@@ -32,7 +32,7 @@ SCRIPTS = {
 
 
 def tasks_of(nodes: int, ntasks: int | None, per_node: int) -> list[dict[str, str]]:
-    """The environment of each task that srun starts (sbatch's manual, output variables)."""
+    """Return the environment of each task that srun starts, as the manual of sbatch says."""
     count = nodes * per_node if ntasks is None else ntasks  # --ntasks takes precedence
     shared = {
         "SLURM_NTASKS": str(count),
@@ -56,7 +56,7 @@ def from_tasks() -> int:
 
 # --8<-- [start:check]
 def check_tasks() -> None:
-    """Stop with one sentence if Slurm started fewer tasks than --ntasks-per-node promises."""
+    """Stop with one sentence if Slurm started fewer tasks than --ntasks-per-node requests."""
     started, wanted = from_tasks(), from_tasks_per_node()
     if started != wanted:
         sys.exit(
@@ -69,7 +69,7 @@ def check_tasks() -> None:
 
 
 def task(world_size: int, port: int) -> str:
-    """What rank 0 reports after it has joined the group and summed the numbers of all ranks."""
+    """Join the group, sum a number of each rank, and return a line about the result."""
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     os.environ |= {"RANK": os.environ["SLURM_PROCID"], "WORLD_SIZE": str(world_size)}
     limit = 3 if world_size > from_tasks() else 60  # short only if the wait must fail
@@ -85,12 +85,12 @@ def task(world_size: int, port: int) -> str:
 
 
 def run(environments: list[dict[str, str]], world: str, check: bool) -> str:
-    """Fork the tasks as srun would start them; return what task 0 reports."""
+    """Fork the tasks as srun would start them, and return the line of task 0."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     with tempfile.TemporaryDirectory() as folder:
-        said, pids = Path(folder, "said"), []
+        report, pids = Path(folder, "report"), []
         for environment in environments:
             if pid := os.fork():
                 pids.append(pid)
@@ -105,15 +105,15 @@ def run(environments: list[dict[str, str]], world: str, check: bool) -> str:
             except SystemExit as stop:
                 text = f"stopped: {stop}"
             if environment["SLURM_PROCID"] == "0":
-                said.write_text(text)
+                report.write_text(text)
             os._exit(0)
         for pid in pids:
             os.waitpid(pid, 0)
-        return said.read_text()
+        return report.read_text()
 
 
 def check_two_nodes() -> None:
-    """The same options on two nodes, without a process for each task."""
+    """Check the same options for two nodes, without a process for each task."""
     for options, count, stops in (((2, None, 2), 4, False), ((2, 2, 2), 2, True)):
         environments, message = tasks_of(*options), ""
         with mock.patch.dict(os.environ, environments[-1]):
@@ -140,7 +140,7 @@ def main() -> None:
     right, wrong, both = SCRIPTS
     whole = "world size 2, the sum over the ranks is 3"
     for script in (right, both):
-        assert all(said == whole for (name, _), said in results.items() if name == script)
+        assert all(report == whole for (name, _), report in results.items() if name == script)
     waits = results[wrong, "from_tasks_per_node"]
     if check:
         assert waits.startswith("stopped: Slurm started 1 task(s)"), waits

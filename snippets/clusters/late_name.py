@@ -1,11 +1,11 @@
-"""A host name that resolves late: torch's client looks it up again, torchrun's agent does not.
+"""A host name resolves late: torch's client repeats the lookup, torchrun's agent does not.
 
 In Kubernetes the name of a pod enters the DNS some seconds after the pod has started. This
 program imitates such a DNS on one machine: a few lines of C replace getaddrinfo for it
 and refuse the name `trainer-0.jobs` for the first lookups. Each case counts the lookups.
 
     (no flag)   what each part of torch does while the name is missing
-    --fix       the same parts after `wait_for_name`, and an agent that is told its role
+    --fix       the same parts after `wait_for_name`, and an agent with the option is_host
 
 Linux only, and it needs a C compiler (`cc`).
 """
@@ -42,7 +42,7 @@ int getaddrinfo(const char *name, const char *service, const struct addrinfo *hi
 
 # --8<-- [start:wait_for_name]
 def wait_for_name(name: str, seconds: float = 120) -> None:
-    """Return when `name` resolves; raise TimeoutError if it has not within `seconds`."""
+    """Return when `name` resolves. Raise TimeoutError if it does not within `seconds`."""
     deadline = time.monotonic() + seconds
     while True:
         try:
@@ -58,7 +58,7 @@ def wait_for_name(name: str, seconds: float = 120) -> None:
 
 
 def restart_with_late_dns() -> None:
-    """Compile the C code and start this program again with it; does not return."""
+    """Compile the C code, and start this program again with it. This does not return."""
     if sys.platform != "linux" or shutil.which("cc") is None:
         sys.exit("this program needs Linux and a C compiler (cc)")
     with tempfile.TemporaryDirectory() as folder:
@@ -78,12 +78,12 @@ def ask_once(port: int) -> None:
 
 
 def connect(port: int, seconds: float) -> None:
-    """What every rank but 0 does in init_process_group."""
+    """Do what every rank except rank 0 does in init_process_group."""
     TCPStore(NAME, port, is_master=False, timeout=timedelta(seconds=seconds))
 
 
 def agent(port: int, **options: str) -> None:
-    """What torchrun does on the machine that the name belongs to: serve the c10d store."""
+    """Do what torchrun does on the machine with this name: serve the c10d store."""
     endpoint = f"{NAME}:{unused_port()}"
     parameters = RendezvousParameters(
         "c10d", endpoint, "job", 1, 1, read_timeout="2", **options
@@ -103,7 +103,7 @@ def unused_port() -> int:
 def outcome(
     work: Callable, *given: object, refused: int = 2, **options: str
 ) -> tuple[str, int]:
-    """Run a case while the first `refused` lookups fail; return its outcome and its lookups."""
+    """Run a case while the first `refused` lookups fail. Return the result and the lookups."""
     dns.refused.value, dns.lookups.value = refused, 0
     try:
         work(*given, **options)
@@ -115,7 +115,7 @@ def outcome(
 
 
 class LateDns:
-    """The two counters of the library that this process was started with."""
+    """The two counters of the C library with which this process was started."""
 
     def __init__(self) -> None:
         library = ctypes.CDLL(os.environ["LD_PRELOAD"])
@@ -132,9 +132,9 @@ def main() -> None:
             "the agent, after wait_for_name": outcome(lambda: (wait(), agent(store.port))),
             "the agent with is_host=1": outcome(agent, store.port, is_host="1"),
         }
-        for name, (said, lookups) in cases.items():
-            print(f"{name}: {said}")
-            assert said == "succeeded" and lookups >= 3, (name, said, lookups)
+        for name, (result, lookups) in cases.items():
+            print(f"{name}: {result}")
+            assert result == "succeeded" and lookups >= 3, (name, result, lookups)
         gone, _ = outcome(lambda: wait_for_name(NAME, 1), refused=1000)
         assert gone == f"TimeoutError: {NAME} does not resolve: Name or service not known", gone
         print("a name that never resolves:", gone)
@@ -142,21 +142,21 @@ def main() -> None:
     once, once_lookups = outcome(ask_once, store.port)
     late, late_lookups = outcome(connect, store.port, 60)
     never, never_lookups = outcome(connect, store.port, 2, refused=1000)
-    deaf, deaf_lookups = outcome(agent, store.port, refused=1)
-    there, _ = outcome(agent, store.port, refused=0)
+    refused_once, refused_lookups = outcome(agent, store.port, refused=1)
+    resolved, _ = outcome(agent, store.port, refused=0)
     print(f"getaddrinfo: {once} ({once_lookups} lookup)")
     print(f"torch's client: {late} ({late_lookups} lookups)")
     print("torch's client, and the name never resolves:")
     print(f"  {hide_port(never)}")
     print("torchrun's agent on the machine of that name, one lookup refused:")
-    print(f"  {hide_port(deaf)}")
-    print(f"torchrun's agent, and the name resolves: {there}")
+    print(f"  {hide_port(refused_once)}")
+    print(f"torchrun's agent, and the name resolves: {resolved}")
     assert once_lookups == 1 and "Name or service not known" in once
     assert late == "succeeded" and late_lookups == 3, (late, late_lookups)
     assert "timed out" in never and never_lookups > 1, (never, never_lookups)
-    # the name resolved from the second lookup on, and still nobody served the store
-    assert "timed out" in deaf and deaf_lookups > 2, (deaf, deaf_lookups)
-    assert there == "succeeded"
+    # the name resolved from the second lookup on, but no process served the store
+    assert "timed out" in refused_once and refused_lookups > 2, (refused_once, refused_lookups)
+    assert resolved == "succeeded"
 
 
 def hide_port(text: str) -> str:

@@ -1,8 +1,8 @@
-"""A fault that nobody sees for hours: how many checkpoints to keep, and which.
+"""Computes how many checkpoints to keep, and which, for faults that nobody sees for hours.
 
-A wrong number enters the weights; it is noticed after six hours on average (assumed), and every
-checkpoint written in between holds it. Keeping the newest k reaches back k intervals; keeping
-the two newest of every 1st, 2nd, 4th, … reaches back 2^k with hardly more files.
+A wrong number enters the weights. Somebody notices it after six hours on average (assumed), and
+every checkpoint written in between contains it. The newest k checkpoints reach back k
+intervals. The two newest multiples of 1, 2, 4, … 128 reach back at least 128, with nine files.
 """
 
 import math
@@ -17,8 +17,8 @@ def newest(now: int, k: int) -> set[int]:
     return set(range(now - k + 1, now + 1))
 
 
-def ladder(now: int, levels: int) -> set[int]:
-    """The two newest multiples of 1, 2, 4, …: one to use, one while the next is awaited."""
+def two_of_each_power(now: int, levels: int) -> set[int]:
+    """The two newest multiples of 1, 2, 4, …: the older one bridges the time to the next."""
     kept = set()
     for step in (2**level for level in range(levels)):
         last = now // step * step
@@ -27,17 +27,17 @@ def ladder(now: int, levels: int) -> set[int]:
 
 
 def predict_newest(k: int) -> float:
-    """Chance that all are bad: k saves come before the fault is noticed."""
+    """Chance that all k checkpoints contain the fault: k saves come before it is noticed."""
     x = INTERVAL / NOTICED
     return math.exp(-(k - 1) * x) * -math.expm1(-x) / x
 
 
 def simulate(keep, size: int, count: int = 30_000) -> tuple[float, float, int]:
-    """Share of faults with no good checkpoint left, mean hours lost, most files at a time."""
-    dice, ruined, lost, files = random.Random(6), 0, 0.0, 0
+    """Fraction of faults without a good checkpoint, mean hours lost, and most files."""
+    rng, ruined, lost, files = random.Random(6), 0, 0.0, 0
     for _ in range(count):
-        happened = dice.uniform(1000, 2000)  # in intervals; save i ends at time i
-        noticed = happened + dice.expovariate(INTERVAL / NOTICED)
+        happened = rng.uniform(1000, 2000)  # in intervals; save i ends at time i
+        noticed = happened + rng.expovariate(INTERVAL / NOTICED)
         on_disk = keep(math.floor(noticed), size)
         good = [i for i in on_disk if i <= happened]
         ruined += not good
@@ -51,7 +51,7 @@ def simulate(keep, size: int, count: int = 30_000) -> tuple[float, float, int]:
 
 def main() -> None:
     print(
-        "kept                        files  all bad: predicted, simulated   hours lost if not"
+        "checkpoints on disk         files  all bad: predicted, simulated   hours lost if not"
     )
     for k in (1, 3, 9, 18, 60):
         ruined, lost, files = simulate(newest, k)
@@ -61,10 +61,10 @@ def main() -> None:
             f"{predict_newest(k):18.1%} {ruined:11.1%} {lost:12.1f}"
         )
     for levels in (4, 8):
-        for now in range(1000, 1300):  # what it keeps must still be there: nothing comes back
-            assert ladder(now, levels) <= ladder(now - 1, levels) | {now}
-        ruined, lost, files = simulate(ladder, levels)
-        # at worst it reaches back over 2^(levels - 1) intervals
+        for now in range(1000, 1300):  # a deleted file is never wanted again
+            assert two_of_each_power(now, levels) <= two_of_each_power(now - 1, levels) | {now}
+        ruined, lost, files = simulate(two_of_each_power, levels)
+        # the oldest file is at least 2^(levels - 1) intervals old
         bound = math.exp(-(2 ** (levels - 1)) * INTERVAL / NOTICED)
         assert ruined <= bound + 0.01 and files <= levels + 1
         print(

@@ -1,7 +1,7 @@
-"""A step lasts as long as its slowest rank: the expected maximum over N, predicted and drawn.
+"""Computes the mean time of the slowest of N ranks by a formula and by random draws.
 
-Three ways to be late: a little noise on every rank (normal), delays with an exponential tail,
-and rare long pauses. Times are in units of the step without noise. Draws stragglers.svg.
+A rank is late in one of three ways: a little normal noise, a delay with an exponential tail, or
+a rare long pause. The unit of time is a step without noise. Draws stragglers.svg.
 """
 
 import math
@@ -13,7 +13,7 @@ matplotlib.use("svg")
 import matplotlib.pyplot as plt
 import torch
 
-SIGMA = 0.02  # normal: spread of a rank's step
+SIGMA = 0.02  # normal: standard deviation of a rank's step
 DELAY = 0.01  # exponential: mean delay
 PAUSE, CHANCE = 0.5, 1e-4  # a pause of half a step, once in 10,000 steps of a rank
 SIZES = (10, 1_000, 100_000)
@@ -21,7 +21,7 @@ SIZES = (10, 1_000, 100_000)
 
 # --8<-- [start:predict]
 def normal_max(n: int) -> float:
-    """E[max] of n: the integral of 1 - Phi(x)^n over x > 0, less that of Phi(x)^n below."""
+    """E[max] of n: the integral of 1 - Phi(x)^n for x > 0, minus that of Phi(x)^n for x < 0."""
     bell, width = statistics.NormalDist(), 0.002
     points = [width * (k + 0.5) for k in range(-4000, 4000)]
     return 1 + SIGMA * width * sum((x > 0) - bell.cdf(x) ** n for x in points)
@@ -33,7 +33,7 @@ def exponential_max(n: int) -> float:
 
 
 def pause_max(n: int) -> float:
-    """Late if anybody pauses."""
+    """The step is late if at least one of the n ranks pauses."""
     return 1 + PAUSE * -math.expm1(n * math.log1p(-CHANCE))
 
 
@@ -42,7 +42,7 @@ def pause_max(n: int) -> float:
 
 # --8<-- [start:draw]
 def steps(name: str, n: int, count: int) -> torch.Tensor:
-    """Seconds of `count` steps of n ranks: every rank drawn, the slowest kept."""
+    """Times of `count` steps: for each step, draw n ranks and take the slowest."""
     slowest = []
     for _ in range(count):
         if name == "normal":
@@ -103,21 +103,21 @@ def main() -> None:
 
     rough = 1 + SIGMA * math.sqrt(2 * math.log(100_000))
     print(f"rule 1 + σ·sqrt(2 ln N) at 100,000: {rough:.3f}")
-    n, steps_between = 1_000, 16  # meet only every 16 steps: noise averages out before the max
+    n, steps_between = 1_000, 16  # wait only every 16 steps: the noise averages out
     total = torch.stack(
         [(1 + SIGMA * torch.randn(steps_between, n)).sum(0).max() for _ in range(400)]
     )
     seen = total.mean().item() / steps_between - 1
     ratio = (normal_max(n) - 1) / seen
-    print(f"1,000 ranks that meet every 16 steps: normal noise costs ≈{seen:.1%} and not")
-    print(f"{normal_max(n) - 1:.1%}, ≈{ratio:.1f} times less (sqrt 16 = 4)")
+    print(f"1,000 ranks that wait only every 16 steps: normal noise costs ≈{seen:.1%}")
+    print(f"instead of {normal_max(n) - 1:.1%}, ≈{ratio:.1f} times less (sqrt 16 = 4)")
     assert 3.9 < ratio < 4.1
     assert exponential_max(1) == 1 + DELAY
 
-    print("a GPU at 80% of its clock in N, with 1 of 10,000 GPUs slow:")
+    print("1 of 10,000 GPUs runs at 80% of its clock:")
     for n in SIZES:
         chance = -math.expm1(n * math.log1p(-1e-4))
-        print(f"  {n:7,} GPUs: {chance:6.1%} of jobs have one, and take 1.25 times as long")
+        print(f"  {n:7,} GPUs: {chance:6.1%} of jobs contain one and take 1.25 times as long")
     draw(simulated)
 
 

@@ -1,8 +1,9 @@
-"""Two kinds of checkpoint: often to a neighbour's memory, seldom to disk.
+"""Simulates two kinds of checkpoint: often in a neighbour's memory, and rarely on disk.
 
-A copy in another node's memory costs a second and survives the loss of one node; one failure
-in twenty (assumed) takes both, and only what is on disk is left. First-order prediction of the
-best pair of intervals, beside a simulation that carries unsaved work across failures.
+A copy in the memory of another node takes a second and survives the loss of one node. One
+failure in twenty (assumed) destroys both, so only the checkpoint on disk is left. The program
+compares a first-order prediction with a simulation, and shows that the two predicted intervals
+are better than intervals of a quarter or four times the length.
 """
 
 import math
@@ -10,13 +11,13 @@ import random
 
 BETWEEN = 54 * 24 * 3600 * 16_384 / 419  # seconds between failures of one GPU
 MEMORY, DISK = 1.0, 60.0  # seconds to save
-FROM_MEMORY, FROM_DISK = 60.0, 300.0  # seconds from failure to training again
-DEEP = 0.05  # share of failures that only the disk survives
+FROM_MEMORY, FROM_DISK = 60.0, 300.0  # seconds from a failure to the next step
+DEEP = 0.05  # fraction of the failures that only the disk survives
 
 
 # --8<-- [start:predict]
 def intervals(between: float) -> tuple[float, float]:
-    """Young twice, each level with the failures that it is there for."""
+    """Young's interval of each level, for the failures from which this level recovers."""
     return (
         math.sqrt(2 * MEMORY * between / (1 - DEEP)),
         math.sqrt(2 * DISK * between / DEEP),
@@ -24,7 +25,7 @@ def intervals(between: float) -> tuple[float, float]:
 
 
 def predict(short: float, long: float, between: float) -> float:
-    """Useful share to first order: saves, lost work and restarts per second of work."""
+    """Goodput to first order, from the cost of saves, lost work and restarts."""
     saving = MEMORY / short + DISK / long
     lost = ((1 - DEEP) * short + DEEP * long) / 2 / between
     restarting = ((1 - DEEP) * FROM_MEMORY + DEEP * FROM_DISK) / between
@@ -36,11 +37,12 @@ def predict(short: float, long: float, between: float) -> float:
 
 # --8<-- [start:simulate]
 def simulate(short: float, long: float, between: float, failures: int) -> float:
-    dice, clock, disk, memory = random.Random(0), 0.0, 0.0, 0.0  # work that is safe at a level
-    per_disk = max(round(long / short), 1)  # every so many saves go to disk as well
-    since = 0  # saves since the last to disk
+    """Goodput of a job that loses all work since the checkpoint from which it recovers."""
+    rng, clock, disk, memory = random.Random(0), 0.0, 0.0, 0.0  # work saved at each level
+    per_disk = max(round(long / short), 1)  # one save in `per_disk` is also written to disk
+    since = 0  # saves since the last one on disk
     for _ in range(failures):
-        fails = clock + dice.expovariate(1 / between)
+        fails = clock + rng.expovariate(1 / between)
         while True:
             to_disk = since + 1 == per_disk
             ends = clock + short + MEMORY + (DISK if to_disk else 0)
@@ -49,7 +51,7 @@ def simulate(short: float, long: float, between: float, failures: int) -> float:
             clock, memory, since = ends, memory + short, since + 1
             if to_disk:
                 disk, since = memory, 0
-        if dice.random() < DEEP:
+        if rng.random() < DEEP:
             memory, since, clock = disk, 0, fails + FROM_DISK
         else:
             clock = fails + FROM_MEMORY
@@ -60,7 +62,8 @@ def simulate(short: float, long: float, between: float, failures: int) -> float:
 
 
 def main() -> None:
-    print("          to memory, to disk every    useful: predicted, simulated    disk alone")
+    print("          interval of saves to        goodput with both levels:       goodput with")
+    print("   GPUs      memory,       disk       predicted, simulated            disk alone")
     for n in (1_000, 16_384, 100_000):
         between = BETWEEN / n
         short, long = intervals(between)

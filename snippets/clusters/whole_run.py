@@ -1,11 +1,11 @@
-"""A 405B run on 1,024 to 131,072 GPUs: bubble, noise, gradients and failures at once.
+"""Computes a 405B run on 1,024 to 131,072 GPUs with bubbles, noise, gradients and failures.
 
-The prediction adds the parts of a step and divides by the goodput. The simulation takes one
-step after the other, with the slowest of N ranks drawn for each, and failures that come when
-they come. Each size runs in Llama 3's layout, and in the one of 12 that takes the fewest days.
-Assumed: half of the peak while a GPU computes, TP in its node included; 1% noise, 4 chunks per
-stage, gradients in bf16 half hidden, keys and values of context parallelism not hidden at all,
-5 s to save, 3 min to restart. Draws whole_run.svg.
+The prediction adds the parts of a step and divides by the goodput. The simulation executes one
+step after the other, draws the slowest of N ranks for each, and interrupts it at random times.
+Each size uses Llama 3's layout, and the one of 12 layouts that needs the fewest days.
+Assumed: a computing GPU reaches half of its peak, including TP in its node; 1% noise, 4 chunks
+per stage, half of the gradients' communication hidden, nothing of the keys and values of
+context parallelism hidden, bf16 for both, 5 s per save, 3 min per restart. Draws whole_run.svg.
 """
 
 import functools
@@ -23,7 +23,7 @@ PARAMETERS, TOKENS, BATCH, SEQUENCE = 405e9, 15.6e12, 2048, 8192
 RATE, SIGMA, SAVE, RESTART, CHUNKS = 0.5 * 989e12, 0.01, 5.0, 180.0, 4
 LAYERS, KEYS, CARD = 126, 1024, 50e9  # width of a token's keys; bytes/s to other nodes
 PUBLISHED = (8, 1, 16)  # tensor-, context- and pipeline-parallel ranks
-# a stage has to fit, with 2 + 4 bytes a parameter, and 1,024 tokens be left to a GPU
+# a stage must fit with 2 + 4 bytes per parameter, and a GPU gets at least 1,024 tokens
 LAYOUTS = [(t, c, p) for t in (4, 8) for c in (1, 2, 4, 8) for p in (8, 16) if t * p >= 64]
 PER_GPU = 54 * 24 * 3600 * 16_384 / 419  # seconds between failures of one GPU
 BELL = statistics.NormalDist()
@@ -38,15 +38,15 @@ def largest_normal(n: int) -> float:
 
 
 def parts(n: int, batch: int, layout: tuple[int, int, int]) -> dict[str, float]:
-    """Seconds of a step on n GPUs, by what they go to; failures come on top."""
+    """Seconds of a step on n GPUs by cause, without failures and saves."""
     t, c, p = layout
     m = batch * t * c * p / n  # micro-batches of one sequence
     work = 6 * PARAMETERS * batch * SEQUENCE / n / RATE
-    keys = 2 * 2 * SEQUENCE * KEYS / t * LAYERS / p  # bytes, and values; of a micro-batch
-    context = m * 3 * (c - 1) / c * keys / CARD  # gathered twice, and their gradients summed
+    keys = 2 * 2 * SEQUENCE * KEYS / t * LAYERS / p  # bytes of keys and values, one micro-batch
+    context = m * 3 * (c - 1) / c * keys / CARD  # two all-gathers and a reduce-scatter
     slots = max(m + (p - 1) / CHUNKS, p + (m - 1) / CHUNKS)  # see the page
     bubble = (work + context) * (slots / m - 1)
-    copies = n / (t * p)  # of a stage's parameters: ranks of context parallelism have them all
+    copies = n / (t * p)  # ranks with the same parameters: data and context parallelism
     gradients = 0.5 * 2 * (copies - 1) / copies * 2 * PARAMETERS / (t * p) / CARD
     return {
         "work": work,
@@ -58,7 +58,7 @@ def parts(n: int, batch: int, layout: tuple[int, int, int]) -> dict[str, float]:
 
 
 def plan(n: int, step: float) -> tuple[int, float]:
-    """Steps between saves (Young's interval, in whole steps), and the goodput."""
+    """Steps between saves (Young's interval, rounded to steps), and the goodput."""
     between = PER_GPU / n
     steps = max(round(math.sqrt(2 * SAVE * between) / step), 1)
     work = steps * step
@@ -71,23 +71,23 @@ def plan(n: int, step: float) -> tuple[int, float]:
 
 # --8<-- [start:simulate]
 def simulate(n: int, batch: int, layout: tuple[int, int, int], count: int) -> float:
-    """Mean seconds per step that is kept, over `count` of them."""
-    dice, between, spent = random.Random(n), PER_GPU / n, parts(n, batch, layout)
+    """Mean seconds per step that is saved, over `count` saved steps."""
+    rng, between, spent = random.Random(n), PER_GPU / n, parts(n, batch, layout)
     base = spent["work"] + spent["bubble"] + spent["keys"]
     every, _ = plan(n, sum(spent.values()))
     clock, done, saved = 0.0, 0, 0
-    failure = dice.expovariate(1 / between)
+    failure = rng.expovariate(1 / between)
     while saved < count:
-        slowest = BELL.inv_cdf(dice.random() ** (1 / n))  # the largest of n normals
+        slowest = BELL.inv_cdf(rng.random() ** (1 / n))  # the largest of n normals
         clock += base * (1 + SIGMA * slowest) + spent["gradients"]
         done += 1
         if done - saved == every:
             clock += SAVE
             if clock <= failure:
                 saved = done
-        if clock > failure:  # back to the last save; it may fail while it restarts
+        if clock > failure:  # back to the last save; a failure may interrupt a restart
             clock, done = failure, saved
-            while (life := dice.expovariate(1 / between)) < RESTART:
+            while (life := rng.expovariate(1 / between)) < RESTART:
                 clock += life
             failure, clock = clock + life, clock + RESTART
     return clock / saved
@@ -119,7 +119,7 @@ def largest_loss(n: int, batch: int, layout: tuple[int, int, int]) -> str:
 
 
 def vary() -> None:
-    """Vary the layout, and halve and double each assumption: what stays true?"""
+    """Vary the layout, halve and double each assumption, and check what stays true."""
     alone = [layout for layout in LAYOUTS if layout[1] == 1]
     seen = set()
     for name in ("RATE", "SIGMA", "SAVE", "RESTART", "CHUNKS", "PER_GPU", "CARD"):
@@ -134,10 +134,10 @@ def vary() -> None:
             assert whole < 0.8 * half, (name, factor)
             seen.add(largest_loss(131_072, BATCH, best(131_072, BATCH)))
         globals()[name] = assumed
-    print("each assumption halved, and doubled, in every layout, on 65,536 and 131,072 GPUs:")
-    print("  without context parallelism the bubble is the largest loss")
-    print("  CP 8 takes the fewest days, and twice the GPUs take less than 0.8 of them")
-    print(f"  the largest loss is then, on 131,072: {' or '.join(sorted(seen))}")
+    print("with each assumption halved and doubled, on 65,536 and on 131,072 GPUs:")
+    print("  without context parallelism, the bubble is the largest loss in every layout")
+    print("  CP 8 needs the fewest days; 131,072 GPUs need less than 0.8 of the days of 65,536")
+    print(f"  the largest loss with CP 8 on 131,072 GPUs: {' or '.join(sorted(seen))}")
 
 
 def draw(rows: dict[str, dict[str, float]]) -> None:
@@ -150,7 +150,7 @@ def draw(rows: dict[str, dict[str, float]]) -> None:
         heights = [row[name] for row in rows.values()]
         axes.bar(list(rows), heights, bottom=bottom, color=colour, width=0.65, label=name)
         bottom = [b + h for b, h in zip(bottom, heights, strict=True)]
-    axes.set_ylabel("share of the GPUs' time")
+    axes.set_ylabel("fraction of the GPUs' time")
     axes.set_xlabel("GPUs")
     axes.set_ylim(0, 1)
     axes.tick_params("x", labelsize=10)
@@ -165,7 +165,7 @@ def draw(rows: dict[str, dict[str, float]]) -> None:
 
 def main() -> None:
     large, bars = 131_072, {}
-    print("                       of a step's time                    of all  days of training")
+    print("                      fractions of a step                          days of training")
     print(
         "   GPUs  batch  t·c·p  works bubble   keys   slow  grads  goodput  predicted simulated"
         "  MFU"

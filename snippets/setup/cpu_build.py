@@ -1,7 +1,7 @@
-"""Torch not compiled with CUDA enabled: a build for CPUs is asked for a GPU, and for NCCL.
+"""Reproduces "Torch not compiled with CUDA enabled": a CPU build should use a GPU and NCCL.
 
-The build is decided when torch is installed, and no driver changes it. On a build with CUDA the
-program first takes away what a build for CPUs lacks, so that the same lines speak.
+The build is chosen when torch is installed, and a different driver does not change it. On a
+CUDA build, the program first removes what a CPU build lacks, so that the same lines fail.
 """
 
 import torch
@@ -10,18 +10,19 @@ from torch.distributed import distributed_c10d
 
 
 def become_a_cpu_build() -> None:
+    """Remove from this process what a CPU build of torch lacks."""
     if hasattr(torch._C, "_cuda_getDeviceCount"):
         del torch._C._cuda_getDeviceCount
     distributed_c10d._NCCL_AVAILABLE = False
 
 
-def said_by(call) -> str:
-    """The error of a call, its first line."""
+def error_of(call) -> str:
+    """Call a function that must fail, and return the first line of its error."""
     try:
         call()
     except (AssertionError, RuntimeError) as error:
         return f"{type(error).__name__}: {str(error).splitlines()[0]}"
-    raise AssertionError("it did not fail")
+    raise AssertionError("the call did not fail")
 
 
 def main() -> None:
@@ -33,10 +34,10 @@ def main() -> None:
         ('torch.nn.Linear(2, 2).to("cuda")', lambda: torch.nn.Linear(2, 2).to("cuda")),
         ('init_process_group("nccl")', lambda: dist.init_process_group("nccl", **alone)),
     ):
-        print(f"{text}\n  {said_by(call)}")
-    assert not torch.cuda.is_available()  # this one asks, and does not fail
+        print(f"{text}\n  {error_of(call)}")
+    assert not torch.cuda.is_available()  # this function returns False instead of failing
 
-    # the fix in a program: take what there is
+    # the fix in a program: use the device that exists, and its backend
     device = torch.device("cpu")
     dist.init_process_group(dist.get_default_backend_for_device(device), **alone)
     one = torch.ones(1, device=device)

@@ -1,6 +1,7 @@
-"""The first run: a gradient on this machine's device, then a sum over all ranks.
+"""Checks an installation: it computes a gradient, and with torchrun a sum over all ranks.
 
-Start it with python, then with torchrun. If both commands end, the rest of the book runs here.
+Start it with python, and then with torchrun. If both commands print that the result is right,
+the programs of the book run on this machine.
 """
 
 import os
@@ -12,7 +13,7 @@ import torch.distributed as dist
 def pick_device() -> torch.device:
     """One accelerator per local rank where there are enough, otherwise the CPU.
 
-    Apple's GPU has no backend for collectives: there a group of processes takes the CPU.
+    Apple's GPU has no backend for collectives, so several processes use the CPU on a Mac.
     """
     local_rank = int(os.environ.get("LOCAL_RANK", 0))
     local_world = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
@@ -29,7 +30,7 @@ def main() -> None:
     weight = torch.full((3, 3), 2.0, device=device, requires_grad=True)
     (weight @ torch.ones(3, 3, device=device)).sum().backward()
     torch.testing.assert_close(weight.grad, torch.full_like(weight, 3.0))
-    if "RANK" not in os.environ:  # started with python: one process, no group
+    if "RANK" not in os.environ:  # started with python, so there is only one process
         print(f"one process on {device.type}: the gradient is right")
         return
 

@@ -1,8 +1,8 @@
-"""libcudart.so.11.0: cannot open shared object file, and undefined symbol: the loader speaks.
+"""Reproduces two errors of the loader: "cannot open shared object file", "undefined symbol".
 
-A compiled extension names the libraries it needs, by file and version, and the functions it
-takes from them. Both are looked up when Python imports it. The library here is a stub of one
-function, and its name is that of CUDA 11's runtime.
+A compiled extension contains the names of the libraries that it needs, with their version, and
+the names of the functions that it calls. The loader searches for both when Python imports the
+extension. The library of this program has one function, and the file name of CUDA 11's runtime.
 """
 
 import ctypes
@@ -27,7 +27,7 @@ def build(source: str, output: Path, *flags: str) -> None:
 
 
 def load(path: str = "") -> str:
-    """What a new process says that loads the extension, with this LD_LIBRARY_PATH."""
+    """Load the extension in a new process, and return the last line that it prints."""
     code = "import ctypes; print(ctypes.CDLL('./extension.so').answer())"
     done = subprocess.run(
         [sys.executable, "-c", code], env=os.environ | {"LD_LIBRARY_PATH": path},
@@ -38,31 +38,31 @@ def load(path: str = "") -> str:
 
 def main() -> None:
     if shutil.which("g++") is None or sys.platform != "linux":
-        sys.exit("this program needs g++ and Linux")
+        sys.exit("loader.py needs Linux and g++")
     folder = Path("cuda11")
     folder.mkdir()
     build(OLD, folder / LIBRARY, f"-Wl,-soname,{LIBRARY}")
     build(EXTENSION, Path("extension.so"), str(folder / LIBRARY))
 
-    said = load()
-    print(f"the library lies where nobody looks\n  {said}")
-    assert said == f"{LIBRARY}: cannot open shared object file: No such file or directory"
+    output = load()
+    print(f"the library is in a folder that the loader does not search\n  {output}")
+    assert output == f"{LIBRARY}: cannot open shared object file: No such file or directory"
 
-    # a fix: say where it is; the better one is an extension built for the CUDA that torch has
-    said = load(path="cuda11")
-    print(f"LD_LIBRARY_PATH=cuda11\n  {said}")
-    assert said == "11000"
+    # a fix: add the folder. A better fix is an extension that was built for torch's CUDA
+    output = load(path="cuda11")
+    print(f"LD_LIBRARY_PATH=cuda11\n  {output}")
+    assert output == "11000"
 
-    # a library of that name without the function: another release
+    # a library with the same name, but without the function, as in a different release
     build(NEW, folder / LIBRARY)
-    said = load(path="cuda11")
-    print(f"the library is there, in another release\n  {said}")
-    assert said == "./extension.so: undefined symbol: cudaRuntimeGetVersion"
+    output = load(path="cuda11")
+    print(f"the library is of a different release\n  {output}")
+    assert output == "./extension.so: undefined symbol: cudaRuntimeGetVersion"
 
-    # a process which has loaded a library of that name already is not asked where it lies
+    # the loader does not search for a library that the process has loaded already
     build(OLD, folder / LIBRARY, f"-Wl,-soname,{LIBRARY}")
     ctypes.CDLL(str(folder / LIBRARY))
-    print(f"loaded before the extension: {ctypes.CDLL('./extension.so').answer()}")
+    print(f"the library was loaded before\n  {ctypes.CDLL('./extension.so').answer()}")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Ninja is required, CUDA_HOME is not set, no working C++ compiler: extensions without tools.
+"""Reproduces three errors: ninja, the CUDA toolkit or a C++ compiler is not installed.
 
-torch's wheels bring what runs kernels, and nothing that compiles one. Extensions, DeepSpeed's
-operators and torch.compile look for ninja, nvcc and a C++ compiler when they need them.
+The wheels of torch contain everything that runs kernels, but no tool that compiles them.
+Extensions, DeepSpeed's operators and torch.compile search for ninja, nvcc and a C++ compiler.
 """
 
 import os
@@ -14,8 +14,8 @@ from torch.utils import cpp_extension
 TWICE = "int twice(int x) { return 2 * x; }"
 
 
-def said_by(what: str, call: Callable[[], object], expected: str) -> None:
-    """Print the error in which a call ends, its first line."""
+def print_error(what: str, call: Callable[[], object], expected: str) -> None:
+    """Call a function that must fail, and print the first line of its error."""
     try:
         call()
     except Exception as error:
@@ -23,24 +23,24 @@ def said_by(what: str, call: Callable[[], object], expected: str) -> None:
         print(f"{what}\n  {type(error).__name__}: {text}")
         assert expected in text
     else:
-        raise AssertionError(f"{what}: it did not fail")
+        raise AssertionError(f"{what}: the call did not fail")
 
 
 def main() -> None:
-    os.environ["PATH"] = ""  # as where nothing was installed
-    said_by(
+    os.environ["PATH"] = ""  # as on a machine without these tools
+    print_error(
         "no ninja on the PATH",
         lambda: cpp_extension.load_inline("twice", TWICE, functions="twice"),
         "Ninja is required",
     )
-    cpp_extension.CUDA_HOME = None  # as where no toolkit was found
-    said_by(
+    cpp_extension.CUDA_HOME = None  # as on a machine without a CUDA toolkit
+    print_error(
         "no CUDA toolkit",
         lambda: cpp_extension.CUDAExtension("kernels", ["kernels.cu"]),
         "CUDA_HOME environment variable is not set",
     )
-    inductor.cpp.cxx = (None, "no-such-compiler")  # what it reads from CXX
-    said_by(
+    inductor.cpp.cxx = (None, "no-such-compiler")  # torch reads this name from CXX
+    print_error(
         "no C++ compiler",
         lambda: torch.compile(torch.relu)(torch.ones(8)),
         "No working C++ compiler found",

@@ -1,7 +1,7 @@
-"""A program prints ≈ where the locale has an encoding without it.
+"""Reproduces a UnicodeEncodeError: a program prints ≈ in an encoding without this character.
 
-A locale of that kind may not be installed here, so PYTHONIOENCODING plays it: it gives a Python
-the encoding of its output.
+The encoding usually follows from the locale. Such a locale may not be installed here, so the
+program sets the encoding of the output with PYTHONIOENCODING.
 """
 
 import os
@@ -16,8 +16,9 @@ def main() -> None:
             env=os.environ | {"PYTHONIOENCODING": encoding},
             capture_output=True,
         )
-        said = done.stderr.decode() or f"{len(done.stdout)} bytes: {done.stdout.decode()}"
-        print(f"{encoding}: {said.splitlines()[-1]}")
+        output = done.stderr.decode() or f"{len(done.stdout)} bytes: {done.stdout.decode()}"
+        print(f"{encoding}: {output.splitlines()[-1]}")
+        assert (done.returncode == 0) == (encoding == "utf-8")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""operator torchvision::nms does not exist: two packages that were built for two torches.
+"""Reproduces "operator torchvision::nms does not exist" and "Numpy is not available".
 
-torchvision brings operators in a compiled library and tells torch about them in Python. If the
-library was built for another torch it does not load, silently, and the first line of Python
-which speaks of an operator fails. numpy can be missing in the same quiet way.
+The operators of torchvision are in a compiled library. If this library was built for a
+different release of torch, it is not loaded, and no message appears. The error comes later,
+when Python code uses an operator. A missing numpy also causes an error only when it is used.
 """
 
 import subprocess
@@ -10,22 +10,22 @@ import sys
 
 import torch
 
-# what torchvision/_meta_registrations.py does when torchvision is imported
+# torchvision/_meta_registrations.py runs these lines when torchvision is imported
 FROM_TORCHVISION = """
 import torch
 torch.library.register_fake("torchvision::nms")(lambda boxes, scores, threshold: scores)
 """
 WITHOUT_NUMPY = """
 import sys
-sys.modules["numpy"] = None  # as where it is not installed, or not for this Python
+sys.modules["numpy"] = None  # as if numpy was not installed
 import torch
 print(torch.ones(2).tolist())
 torch.ones(2).numpy()
 """
 
 
-def said_by(code: str) -> tuple[str, str]:
-    """What a program prints, and the last line of the error with which it ends."""
+def run_until_error(code: str) -> tuple[str, str]:
+    """Run a program that must fail. Return its output and the last line of its error."""
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False
     )
@@ -34,22 +34,22 @@ def said_by(code: str) -> tuple[str, str]:
 
 
 def main() -> None:
-    _, said = said_by(FROM_TORCHVISION)
-    print(said)
-    assert said == "RuntimeError: operator torchvision::nms does not exist"
+    _, error = run_until_error(FROM_TORCHVISION)
+    print(error)
+    assert error == "RuntimeError: operator torchvision::nms does not exist"
 
-    # with its library loaded, the operator is there, and the same line passes
+    # if the library is loaded, the operator exists, and the same lines succeed
     library = torch.library.Library("torchvision", "FRAGMENT")
     library.define("nms(Tensor boxes, Tensor scores, float threshold) -> Tensor")
     exec(FROM_TORCHVISION)
     boxes, scores = torch.ones(3, 4, device="meta"), torch.ones(3, device="meta")
-    assert torch.ops.torchvision.nms(boxes, scores, 0.5).shape == (3,)  # as it was told
-    print("with the operator defined first: no error")
+    assert torch.ops.torchvision.nms(boxes, scores, 0.5).shape == (3,)
+    print("if the operator is defined first: no error")
 
-    printed, said = said_by(WITHOUT_NUMPY)
-    print(said)
-    assert said == "RuntimeError: Numpy is not available"
-    print(f"without .numpy(): {printed}")
+    printed, error = run_until_error(WITHOUT_NUMPY)
+    print(error)
+    assert error == "RuntimeError: Numpy is not available"
+    print(f"a program without numpy still prints a tensor: {printed}")
 
 
 if __name__ == "__main__":

@@ -1,28 +1,28 @@
-"""How large a model fits on a GPU: memory divided by bytes per parameter.
+"""Computes how large a model fits on a GPU: memory divided by bytes per parameter.
 
-A fifth of the memory is left to activations, the KV cache, buffers and the allocator. That
-share is a rule of thumb; chapters 04, 07 and 09 predict each part.
+One fifth of the memory stays free for activations, the KV cache, buffers and the allocator.
+This fraction is a rule of thumb. Chapters 04, 07 and 09 predict each part.
 """
 
 import math
 
-FREE = 0.8  # of the memory, for what grows with the number of parameters
+USABLE = 0.8  # the fraction of the memory for data that grows with the number of parameters
 BYTES = {
     "train": 16,  # bf16 weight and gradient, fp32 master weight and Adam's two moments
-    "train, SGD": 12,  # with momentum: one moment less
+    "train, SGD": 12,  # SGD with momentum stores one moment less than Adam
     "serve bf16": 2,
-    "serve 4-bit": 0.5 + 2 / 64,  # and a 16-bit scale for every 64 weights
+    "serve 4-bit": 0.5 + 2 / 64,  # 4 bits per weight, and a 16-bit scale per 64 weights
 }
 
 
 def billions(memory_gb: float, bytes_per_parameter: float, gpus: int = 1) -> float:
-    """How many billion parameters fit on `gpus` GPUs which shard all of it."""
-    return FREE * memory_gb * gpus / bytes_per_parameter
+    """Return how many billion parameters fit on `gpus` GPUs if everything is sharded."""
+    return USABLE * memory_gb * gpus / bytes_per_parameter
 
 
 def gpus_to_train(parameters_billion: float, memory_gb: float) -> int:
-    """The fewest GPUs which hold 16 bytes of each parameter, sharded."""
-    return math.ceil(parameters_billion * BYTES["train"] / (FREE * memory_gb))
+    """Return the smallest number of GPUs that can store 16 bytes of each parameter together."""
+    return math.ceil(parameters_billion * BYTES["train"] / (USABLE * memory_gb))
 
 
 def main() -> None:

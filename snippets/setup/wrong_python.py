@@ -1,7 +1,7 @@
-"""No module named 'torch': another Python than the one that torch was installed for.
+"""Reproduces "No module named 'torch'": a different Python runs than the one that has torch.
 
-Two ways to get there: `python` is not the one whose pip you called, and `torchrun`, which is a
-script whose first line names a Python, comes from another environment.
+There are two causes. `python` may be a different Python than the one whose pip installed torch.
+And `torchrun` is a script that begins with the path of a Python, which may be the wrong one.
 """
 
 import os
@@ -14,8 +14,9 @@ from pathlib import Path
 
 
 def last_line(command: list[str | Path], path: str) -> str:
-    """The last line that a command says, as a shell with this PATH would start it."""
-    hidden = ("PYTHONPATH", "PYTHONHOME")  # with these, the other Python would find our torch
+    """Run a command as a shell with this PATH would, and return the last line of its output."""
+    # with these two variables, the other Python would find our torch
+    hidden = ("PYTHONPATH", "PYTHONHOME")
     env = {key: value for key, value in os.environ.items() if key not in hidden}
     done = subprocess.run(
         command, env=env | {"PATH": path}, capture_output=True, text=True, check=False
@@ -23,8 +24,8 @@ def last_line(command: list[str | Path], path: str) -> str:
     return (done.stdout + done.stderr).strip().splitlines()[-1]
 
 
-def starts(script: str) -> Path:
-    """The Python that a script's first line names."""
+def python_of(script: str) -> Path:
+    """Return the Python in the first line of a script."""
     return Path(Path(script).read_text().splitlines()[0].removeprefix("#!"))
 
 
@@ -33,31 +34,31 @@ def main() -> None:
     folder = Path("other/bin").absolute()
     path = os.pathsep.join([str(folder), os.environ["PATH"]])  # as after `activate`
     activated = os.environ | {"PATH": path}
-    os.environ["PYTHONPATH"] = sysconfig.get_path("purelib")  # the worst case, for last_line
-    said = last_line([folder / "python", "-c", "import torch"], path)
-    print(f"python -c 'import torch'\n  {said}")
-    assert said == "ModuleNotFoundError: No module named 'torch'"
+    os.environ["PYTHONPATH"] = sysconfig.get_path("purelib")  # last_line must ignore this
+    output = last_line([folder / "python", "-c", "import torch"], path)
+    print(f"python -c 'import torch'\n  {output}")
+    assert output == "ModuleNotFoundError: No module named 'torch'"
 
-    # what pip writes for torchrun, wherever it installs torch
+    # pip writes such a script when it installs torch
     (folder / "torchrun").write_text(
         f"#!{folder}/python\nfrom torch.distributed.run import main\nmain()\n"
     )
     (folder / "torchrun").chmod(0o755)
     found = shutil.which("torchrun", path=path)
-    said = last_line([found, "--help"], path)
-    print(f"torchrun --help\n  {said}")
-    same = starts(found) == Path(sys.executable)
-    print(f"  its first line names this Python: {same}")
-    assert said == "ModuleNotFoundError: No module named 'torch'"
-    assert starts(found) == folder / "python"
+    output = last_line([found, "--help"], path)
+    print(f"torchrun --help\n  {output}")
+    same = python_of(found) == Path(sys.executable)
+    print(f"  torchrun starts the Python of this program: {same}")
+    assert output == "ModuleNotFoundError: No module named 'torch'"
+    assert python_of(found) == folder / "python"
 
-    # the fix: name the Python once, and start everything as a module of it
+    # the fix: choose one Python, and start everything as a module of it
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--help"],
         capture_output=True, text=True, check=True, env=activated,
     )  # fmt: skip
     assert done.stdout.startswith("usage:")
-    print("python -m torch.distributed.run --help\n  it starts")
+    print("python -m torch.distributed.run --help\n  torchrun prints its help")
 
 
 if __name__ == "__main__":

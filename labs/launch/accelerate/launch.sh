@@ -1,3 +1,3 @@
 #!/bin/bash
-# Accelerate's launcher: torchrun with its options in a file.
+# Runs accelerate's launcher, which reads the options of torchrun from a file.
 exec accelerate launch --config_file accelerate/two_ranks.yaml train.py "$@"

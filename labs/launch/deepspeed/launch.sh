@@ -1,8 +1,8 @@
 #!/bin/bash
-# DeepSpeed's launcher on two nodes without ssh: it is started once on each, with the same
-# hostfile and the number of the node, as torchrun is. Here both nodes are this machine.
-set -um  # m: each launcher leads a process group, which a signal reaches whole
-port=${MASTER_PORT:-$((20000 + $$ % 10000))}  # below the ports that a machine hands out itself
+# Starts DeepSpeed's launcher once for each of two nodes, without ssh. The hostfile is the same
+# on all nodes, and --node_rank is the number of the node. Here both nodes are this machine.
+set -um  # -m: each launcher gets its own process group, which can be signalled as a whole
+port=${MASTER_PORT:-$((20000 + $$ % 10000))}  # below the range from which Linux assigns ports
 groups=()
 for node in 0 1; do
     deepspeed --hostfile=deepspeed/hosts --no_ssh --node_rank=$node --quiet \
@@ -12,7 +12,7 @@ done
 trap 'kill -TERM -- "${groups[@]}" 2>/dev/null' TERM INT HUP
 
 status=''
-for _ in 0 1; do  # a node that fails ends the other, which would wait for it for half an hour
+for _ in 0 1; do  # if one node fails, end the other, which would wait for half an hour
     wait -n || { : "${status:=$?}"; kill -TERM -- "${groups[@]}" 2>/dev/null; }
 done
 wait

@@ -1,10 +1,11 @@
-"""Does a manifest say what its schema knows? Kubeflow's published models answer, no cluster.
+"""Checks without a cluster whether every field of a manifest exists in Kubeflow's schema.
 
     python kubernetes/understood.py kubernetes/trainjob.yaml
 
-A field that the model does not have is named, with its path: a typing mistake, or a field of
-another version. What only a cluster knows (the runtime, the volume, the image) stays unknown.
-Needs kubeflow-trainer-api and kubeflow-training.
+The program reads the manifest into the Python model that Kubeflow publishes, and writes it out
+again. If a field is then missing, the program prints its path: the field is misspelled, or it
+belongs to a different version. Whether the runtime, the volume and the image exist can only be
+checked in a cluster. The program needs kubeflow-trainer-api and kubeflow-training.
 """
 
 import importlib
@@ -15,32 +16,34 @@ from pathlib import Path
 import yaml
 
 
-def lost(asked: object, understood: object, path: str = "") -> list[str]:
-    """The fields of a manifest that the model does not have, or reads as something else."""
-    if isinstance(asked, dict):
-        if not isinstance(understood, dict):
+def unknown_fields(given: object, copy: object, path: str = "") -> list[str]:
+    """Return the paths of the fields that are missing or different in the copy."""
+    if isinstance(given, dict):
+        if not isinstance(copy, dict):
             return [path]
-        return [f for k, v in asked.items() for f in lost(v, understood.get(k), f"{path}/{k}")]
-    if isinstance(asked, list):
-        if not isinstance(understood, list) or len(asked) != len(understood):
+        parts = [(given[key], copy.get(key), f"{path}/{key}") for key in given]
+    elif isinstance(given, list):
+        if not isinstance(copy, list) or len(given) != len(copy):
             return [path]
-        pairs = zip(asked, understood, strict=True)
-        return [f for n, (a, b) in enumerate(pairs) for f in lost(a, b, f"{path}[{n}]")]
-    return [] if asked == understood else [path]
+        pairs = zip(given, copy, strict=True)
+        parts = [(a, b, f"{path}[{n}]") for n, (a, b) in enumerate(pairs)]
+    else:
+        return [] if given == copy else [path]
+    return [field for part in parts for field in unknown_fields(*part)]
 
 
 # --8<-- [start:understood]
-def understood(manifest: dict) -> dict:
-    """The manifest read into the published model of its kind, and written out again."""
+def round_trip(manifest: dict) -> dict:
+    """Read a manifest into the published model of its kind, and write it out again."""
     if manifest["kind"] == "TrainJob":
         models = importlib.import_module("kubeflow_trainer_api.models")
         return models.TrainerV1alpha1TrainJob.from_dict(manifest).to_dict()
     client = importlib.import_module("kubeflow.training.api_client").ApiClient()
 
-    class Answer:  # as a cluster would have sent it
+    class Response:  # deserialize() expects the response of a cluster
         data = json.dumps(manifest)
 
-    job = client.deserialize(Answer(), f"KubeflowOrgV1{manifest['kind']}")
+    job = client.deserialize(Response(), f"KubeflowOrgV1{manifest['kind']}")
     return client.sanitize_for_serialization(job)
 
 
@@ -52,12 +55,13 @@ def main() -> int:
     for name in sys.argv[1:]:
         manifest = yaml.safe_load(Path(name).read_text())
         try:
-            unknown = lost(manifest, understood(manifest))
+            unknown = unknown_fields(manifest, round_trip(manifest))
         except ImportError as error:
-            print(f"{error.name} is not installed", file=sys.stderr)
+            packages = "kubeflow-trainer-api kubeflow-training"
+            print(f"{error.name} is missing: pip install {packages}", file=sys.stderr)
             return 1
         print(f"{name}: {manifest['kind']} {manifest['apiVersion']}, ", end="")
-        print(f"unknown: {', '.join(unknown)}" if unknown else "every field is known")
+        print(f"unknown: {', '.join(unknown)}" if unknown else "every field exists")
         found += len(unknown)
     return min(found, 1)
 

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Mistakes in a job script, each submitted to a real Slurm: python slurm/rehearse.py --gpus 2 …
+# Submits job scripts with a mistake to a real Slurm: python slurm/rehearse.py --gpus 2 …
 set -u
 cat >task.sh <<'END'
 echo "task $SLURM_PROCID on node $SLURM_NODEID: GPUs ${CUDA_VISIBLE_DEVICES-none}"
@@ -16,18 +16,18 @@ cat >in_time.sh <<'END'
 trap '[ $SECONDS -lt 5 ] && echo "saved in time" || echo "too late: the step is over"' USR1
 echo "begins" >>started
 srun sleep 5 &
-wait # a signal ends this one at once
-wait # until the step is over
+wait # a signal ends this wait at once, and the trap runs
+wait # until the step has ended
 END
 # --8<-- [end:traps]
 
-submit() {  # a title, then sbatch's options: srun starts task.sh, sorted
+submit() {  # a title, then options of sbatch; srun starts task.sh, and the output is sorted
     echo "$1"; shift
     sbatch --wait --quiet --output=out "$@" --wrap 'srun --quiet bash task.sh | sort' 2>&1 |
         sed 's/^/  /'
     [ -e out ] && sed 's/^/  /' out; rm -f out
 }
-signalled() {  # a job script whose batch shell is sent USR1 as soon as it runs
+send_usr1() {  # submits a job script, and sends SIGUSR1 to its batch shell
     echo "$2"; rm -f started out
     job=$(sbatch --parsable --output=out "$1")
     until [ -s started ]; do sleep 0.1; done; sleep 0.5
@@ -37,19 +37,19 @@ signalled() {  # a job script whose batch shell is sent USR1 as soon as it runs
 }
 
 # --8<-- [start:cases]
-submit "right: a task on each node, with its GPUs" --nodes=2 --ntasks-per-node=1 --gres=gpu:2
-submit "a task for each GPU: torchrun would start twice on a node" --nodes=2 \
+submit "correct: one task per node, with all its GPUs" --nodes=2 --ntasks-per-node=1 --gres=gpu:2
+submit "--ntasks-per-node=2: torchrun would start twice on each node" --nodes=2 \
     --ntasks-per-node=2 --gres=gpu:2
-submit "--gres forgotten" --nodes=2 --ntasks-per-node=1
-submit "more than a node has" --nodes=2 --gres=gpu:8
-submit "a kind of resource that nobody configured" --nodes=2 --gres=accelerator:2
-echo "SLURM_NODEID read too early: by the batch shell, in double quotes"
+submit "without --gres" --nodes=2 --ntasks-per-node=1
+submit "more GPUs than a node has" --nodes=2 --gres=gpu:8
+submit "a type of resource that is not configured" --nodes=2 --gres=accelerator:2
+echo "SLURM_NODEID in double quotes: the batch shell replaces it"
 sbatch --wait --quiet --output=out --nodes=2 --ntasks-per-node=1 \
     --wrap 'srun bash -c "echo torchrun --node-rank=$SLURM_NODEID"'; sed 's/^/  /' out
-echo "the same in single quotes"
+echo "SLURM_NODEID in single quotes: each task replaces it"
 sbatch --wait --quiet --output=out --nodes=2 --ntasks-per-node=1 \
     --wrap "srun bash -c 'echo torchrun --node-rank=\$SLURM_NODEID' | sort"; sed 's/^/  /' out
 # --8<-- [end:cases]
-signalled late.sh "a trap in the batch shell, while srun runs in the foreground"
-signalled in_time.sh "srun in the background, and wait"
+send_usr1 late.sh "a trap in the batch shell, with srun in the foreground"
+send_usr1 in_time.sh "a trap in the batch shell, with srun in the background"
 rm -f out started task.sh late.sh in_time.sh

@@ -1,5 +1,5 @@
 #!/bin/bash
-# A job of one node: torchrun starts the ranks; saved when its time is up.
+# A job on one node: torchrun starts the ranks, and they save before the time limit.
 #SBATCH --job-name=world-size
 #SBATCH --nodes=1
 #SBATCH --ntasks=1
@@ -13,10 +13,10 @@
 
 set -u
 export OMP_NUM_THREADS=1
-export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1}  # from 22.05 on srun does not inherit it
-export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=100  # how long torchrun lets ranks save; 30 s if unsaid
+export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1}  # since 22.05 srun does not inherit it
+export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=100  # seconds that ranks have to save; default 30
 echo "run ${SLURM_RESTART_COUNT:-0} of job $SLURM_JOB_NAME on one node"
-# --standalone: a rendezvous of its own on a free port, so that two jobs share a node in peace
+# --standalone chooses a free port, so two jobs can run on the same node
 srun --kill-on-bad-exit=1 torchrun --standalone --nproc-per-node="${RANKS:-2}" \
     train.py --checkpoints "${CHECKPOINTS:-checkpoints}" "$@"
 status=$?

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Submit the job, tell it that its time is up once it has saved something, and see it through.
+# Submit a job, send it SIGTERM after its first checkpoint, and wait until it has ended.
 set -eu
 job=$(sbatch --parsable "$@")
 folder=${CHECKPOINTS:-checkpoints}

@@ -1,10 +1,11 @@
-"""A Slurm cluster on this machine for as long as a command runs: the real slurmctld and slurmd.
+"""Starts a Slurm cluster on this machine, runs a command in it, and removes the cluster.
 
     python rehearse.py --nodes 2 sbatch --wait several_nodes.sh
 
-Each node is a slurmd of its own with a port of its own; jobs, steps, signals and requeueing are
-Slurm's. Needs Linux, root, and Debian's packages slurm-wlm and munge. Everything lies in a
-temporary folder and is gone afterwards, also after Ctrl-C.
+The cluster consists of a real slurmctld, and of one real slurmd with its own port per node. So
+jobs, job steps, signals and requeueing behave as in any Slurm cluster. The program needs Linux,
+root, and the Debian packages slurm-wlm and munge. All files are in a temporary folder, which is
+removed at the end, also after Ctrl-C.
 """
 
 import argparse
@@ -21,14 +22,14 @@ import time
 from pathlib import Path
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "scontrol")
-FOLDERS = ("/usr/sbin", "/usr/local/sbin", "/sbin")  # where a user's PATH may not look
+FOLDERS = ("/usr/sbin", "/usr/local/sbin", "/sbin")  # may be missing in the PATH of a user
 ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on now."""
-    with contextlib.ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
+    """Return ports on which no process listens now."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:
             each.bind(("127.0.0.1", 0))
         return [each.getsockname()[1] for each in sockets]
@@ -36,11 +37,11 @@ def free_ports(count: int) -> list[int]:
 
 # --8<-- [start:configuration]
 def configuration(folder: Path, nodes: int, ports: list[int], gpus: int = 0) -> str:
-    """slurm.conf for `nodes` nodes that are all this host, each with `gpus` pretended GPUs.
+    """Return a slurm.conf for `nodes` nodes on this host, each with `gpus` imitated GPUs.
 
-    Waits are short in it. A requeued job waits for `cred_expire`, 120 s by default; and
-    `sbatch --wait` sleeps for 2, 8, 32 s, or for 2 s if a MinJobAge this short would
-    have the job forgotten meanwhile.
+    The waiting times are short. A requeued job waits for `cred_expire`, which is 120 s by
+    default. `sbatch --wait` checks the job after 2, 8 and 32 s, or every 2 s if MinJobAge is
+    so short that Slurm could delete the job in between.
     """
     host = socket.gethostname()
     listen = f"{ports[1]}-{ports[-1]}"
@@ -79,29 +80,29 @@ PartitionName=train Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 
 
 def consecutive_ports(count: int) -> list[int]:
-    """One free port, then `count` in a row: slurm.conf names the nodes' ports as a range."""
+    """Return one free port, and then `count` consecutive free ports for the nodes."""
     for _ in range(100):
         first, controller = free_ports(2)
         wanted = [first + place for place in range(count)]
         try:
-            with contextlib.ExitStack() as held:
+            with contextlib.ExitStack() as stack:
                 for port in wanted:
-                    held.enter_context(socket.socket()).bind(("127.0.0.1", port))
+                    stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
         except OSError:
             continue
         if controller not in wanted and wanted[-1] < 65536:
             return [controller, *wanted]
-    raise SystemExit("no free ports")
+    raise SystemExit(f"found no {count} consecutive free ports: try again")
 
 
-def in_folder(folder: Path) -> list[int]:
-    """All processes that were started with `folder` in their environment or command."""
-    found, mark = [], str(folder).encode()
+def processes_with(folder: Path) -> list[int]:
+    """Return the processes that have `folder` in their environment or in their command."""
+    found, needle = [], str(folder).encode()
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if int(entry.name) != os.getpid() and (
-                mark in (entry / "environ").read_bytes()
-                or mark in (entry / "cmdline").read_bytes()
+                needle in (entry / "environ").read_bytes()
+                or needle in (entry / "cmdline").read_bytes()
             ):
                 found.append(int(entry.name))
     return found
@@ -109,7 +110,7 @@ def in_folder(folder: Path) -> list[int]:
 
 @contextlib.contextmanager
 def cluster(nodes: int, gpus: int = 0):
-    """Start munged, slurmctld and a slurmd for each node; yield what Slurm's commands need."""
+    """Start munged, slurmctld and one slurmd per node. Yield the environment of a command."""
     folder = Path(tempfile.mkdtemp(prefix="slurm-"))
     daemons: list[subprocess.Popen] = []
     try:
@@ -120,20 +121,19 @@ def cluster(nodes: int, gpus: int = 0):
         (folder / "slurm.conf").write_text(
             configuration(folder, nodes, consecutive_ports(nodes), gpus)
         )
-        for number in range(
-            gpus
-        ):  # Slurm hands out device files: these are copies of /dev/null
+        # Slurm needs a device file for each GPU; these are copies of /dev/null
+        for number in range(gpus):
             os.mknod(folder / f"gpu{number}", stat.S_IFCHR | 0o666, os.makedev(1, 3))
         (folder / "gres.conf").write_text(
             f"NodeName=n[1-{nodes}] Name=gpu File={folder}/gpu[0-{gpus - 1}]\n" if gpus else ""
         )
         env = os.environ | {"SLURM_CONF": f"{folder}/slurm.conf"}
-        said = (folder / "daemons.log").open("wb")
+        log = (folder / "daemons.log").open("wb")
 
         def start(*command: str) -> None:
             daemons.append(
                 subprocess.Popen(
-                    command, env=env, stdout=said, stderr=said, start_new_session=True
+                    command, env=env, stdout=log, stderr=log, start_new_session=True
                 )
             )
 
@@ -156,15 +156,15 @@ def cluster(nodes: int, gpus: int = 0):
         wait_until(idle, folder, "the nodes")
         yield env
     finally:
-        not_again()
-        # Slurm's own shutdown ends jobs; what is left after it is killed
+        ignore_signals()
+        # Slurm ends its jobs when it shuts down; kill every process that still runs afterwards
         for daemon in reversed(daemons):
             daemon.terminate()
         for daemon in daemons:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 daemon.wait(5)
         for _ in range(50):
-            left = in_folder(folder)
+            left = processes_with(folder)
             for pid in left:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
@@ -176,14 +176,14 @@ def cluster(nodes: int, gpus: int = 0):
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def not_again() -> None:
-    """From here on everything is taken down, however often somebody presses Ctrl-C."""
+def ignore_signals() -> None:
+    """Ignore further signals, so that the cluster is removed even if Ctrl-C is repeated."""
     for number in ENDS:
         signal.signal(number, signal.SIG_IGN)
 
 
 def wait_until(ready, folder: Path, what: str, seconds: float = 60) -> None:
-    """Wait until `ready()`; say what the daemons said if that does not come."""
+    """Wait until `ready()` is true. After a timeout, print the logs of the daemons."""
     deadline = time.monotonic() + seconds
     while not ready():
         if time.monotonic() > deadline:
@@ -192,30 +192,30 @@ def wait_until(ready, folder: Path, what: str, seconds: float = 60) -> None:
                     f"--- {log.name}\n{log.read_text(errors='replace')[-1500:]}",
                     file=sys.stderr,
                 )
-            raise SystemExit(f"{what} did not start within {seconds:.0f} s")
+            raise SystemExit(f"{what} did not start within {seconds:.0f} s: see the logs above")
         time.sleep(0.2)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--nodes", type=int, default=2)
-    parser.add_argument("--gpus", type=int, default=0, help="GPUs to pretend on each node")
-    parser.add_argument("command", nargs=argparse.REMAINDER, help="what to run in the cluster")
+    parser.add_argument("--gpus", type=int, default=0, help="number of imitated GPUs per node")
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="the command to run")
     options = parser.parse_args()
     os.environ["PATH"] = os.pathsep.join([os.environ.get("PATH", ""), *FOLDERS])
     missing = [name for name in PROGRAMS if shutil.which(name) is None]
     if missing or os.name != "posix" or os.geteuid() != 0:
         why = f"{', '.join(missing)} is not installed" if missing else "you are not root"
         print(
-            f"no rehearsal: {why} (Debian: apt install slurm-wlm munge, as root)",
+            f"cannot start a cluster: {why} (on Debian, as root: apt install slurm-wlm munge)",
             file=sys.stderr,
         )
         return 1
     if not options.command:
-        parser.error("name a command, such as: sinfo")
+        parser.error("the command is missing, for example: sinfo")
 
     def leave(number: int, frame: object) -> None:
-        not_again()
+        ignore_signals()
         raise SystemExit(128 + number)
 
     for number in ENDS:

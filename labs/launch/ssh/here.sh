@@ -1,3 +1,3 @@
 #!/bin/bash
-# Stands in for ssh: `bash ssh/here.sh HOST COMMAND` runs the command on this machine.
+# Replaces ssh in a test: `bash ssh/here.sh HOST COMMAND` runs COMMAND on this machine.
 exec bash -c "$2"
