@@ -63,33 +63,33 @@ EXAMPLES = {
     "ZeRO-1": (PAPER, 1e-9, "{:.1f} GB"),
     "ZeRO-2": (PAPER, 1e-9, "{:.1f} GB"),
     "ZeRO-3, FSDP": (PAPER, 1e-9, "{:.2f} GB"),
-    "activations of a GPT layer, fused attention": (MODEL, 1e-9, "{:.2f} GB"),
-    "the same, scores kept": (MODEL, 1e-9, "{:.1f} GB"),
-    "with TP and SP": ({"t": 34 * 8192 * 8192 / 8}, 1e-9, "{:.2f} GB"),
-    "KV cache of a token": (MODEL | {"a_{kv}": 8, "d": 128}, 1 / 1024, "{:.0f} KiB"),
+    "activations of a GPT layer with fused attention": (MODEL, 1e-9, "{:.2f} GB"),
+    "the same, with stored scores": (MODEL, 1e-9, "{:.1f} GB"),
+    "activations with TP and SP": ({"t": 34 * 8192 * 8192 / 8}, 1e-9, "{:.2f} GB"),
+    "KV cache per token": (MODEL | {"a_{kv}": 8, "d": 128}, 1 / 1024, "{:.0f} KiB"),
     "training FLOPs": (MODEL | {"T": 15e12}, 1e-24, "{:.1f} · 10²⁴"),
-    "attention beside it, per token": (MODEL, 100 / (6 * 70e9), "{:.0f}%"),
+    "attention, per token": (MODEL, 100 / (6 * 70e9), "{:.0f}%"),
     "MFU": (MODEL | GPU | {"N": 1, "T": 8192, r"\text{time}": 8}, 100, "{:.0f}%"),
-    "days": (
+    "duration": (
         {r"\Psi": 175e9, "T": 300e9, "N": 1024, "X": 140e12}, 1 / 86400, "{:.0f} days"
     ),
-    "ridge": (GPU, 1, "{:.0f} FLOP/byte"),
-    "decode, at least": (MODEL | GPU | {r"\Psi": 7.50e9}, 1e3, "{:.1f} ms"),
-    "pipeline bubble / work; of the whole": ({"p": 8, "m": 32}, 100, "{:.1f}%; {:.1f}%"),
-    "interleaved / work": ({"p": 8, "m": 32, "v": 4}, 100, "{:.1f}%"),
-    "loader's workers": (
+    "ridge point": (GPU, 1, "{:.0f} FLOP/byte"),
+    "decode step, lower bound": (MODEL | GPU | {r"\Psi": 7.50e9}, 1e3, "{:.1f} ms"),
+    "pipeline bubble relative to work; to the step": ({"p": 8, "m": 32}, 100, "{:.1f}%; {:.1f}%"),
+    "interleaved bubble relative to work": ({"p": 8, "m": 32, "v": 4}, 100, "{:.1f}%"),
+    "data-loader workers": (
         {r"t_\text{load}": 0.3, r"t_\text{step}": 0.04}, 1, ": {:.0f}"
     ),
-    "save every": ({r"\delta": 2 * 60, "M": 8 * 3600}, 1 / 60, "{:.0f} min"),
-    "tokens a draft round": ({r"\eta": 0.8, r"\gamma": 4}, 1, "{:.1f}"),
+    "time between checkpoints": ({r"\delta": 2 * 60, "M": 8 * 3600}, 1 / 60, "{:.0f} min"),
+    "tokens per round of drafts": ({r"\eta": 0.8, r"\gamma": 4}, 1, "{:.1f}"),
     "ring all-reduce": (RING, 1e-9, "{:.2f} GB"),
     "reduce-scatter, all-gather, all-to-all": (RING, 1e-9, "{:.3f} GB"),
     "ring all-reduce, time": (RING, 1e3, "{:.1f} ms"),
     "its bus bandwidth": (RING | {r"\text{time}": RING_TIME}, 1e-9, "{:.0f} GB/s"),
-    "DDP, ZeRO-1, and 2 if *m* = 1, bf16": (MODEL, 2e-9, "{:.0f} GB"),
-    "ZeRO-3, bf16": (MODEL, 2e-9, "{:.0f} GB"),
-    "TP, each layer": (MODEL, 1e-6, "{:.0f} MB"),
-    "PP, each border and micro-batch": (MODEL, 1e-6, "{:.0f} MB"),
+    "DDP, ZeRO-1; ZeRO-2 if *m* = 1; bf16": (MODEL, 2e-9, "{:.0f} GB"),
+    "ZeRO-3; bf16": (MODEL, 2e-9, "{:.0f} GB"),
+    "TP, per layer": (MODEL, 1e-6, "{:.0f} MB"),
+    "PP, per cut and micro-batch": (MODEL, 1e-6, "{:.0f} MB"),
 }  # fmt: skip
 
 
@@ -115,7 +115,9 @@ def test_every_formula_has_an_example_that_is_recomputed() -> None:
             if line.startswith("| ") and not line.startswith("| what"):
                 name = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", line.split(" | ")[0][2:])
                 assert name in EXAMPLES, f"nothing recomputes the example of {name}"
-                assert "](" in line or name == "the same, scores kept", f"no link: {name}"
+                assert "](" in line or name == "the same, with stored scores", (
+                    f"no link: {name}"
+                )
 
 
 def test_formats() -> None:
@@ -189,9 +191,10 @@ def test_fits_the_screen(card: Page) -> None:
     hold_to_widths(card)
 
 
-def test_the_tools_fit_the_screen(browser: Browser, address: str) -> None:
+@pytest.mark.parametrize("name", ["11_tools", "11_profiling_tools"])
+def test_the_tools_fit_the_screen(browser: Browser, address: str, name: str) -> None:
     page = browser.new_page()
-    open_complete(page, f"{address}11_tools/")
+    open_complete(page, f"{address}{name}/")
     hold_to_widths(page)
     page.close()
 

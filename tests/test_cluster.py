@@ -328,7 +328,10 @@ def test_the_lab_runs_on_localhost(local: Machine) -> None:
     done = local.run(LAB, warm=True)
     assert done.returncode == 0, done.stderr
     assert [f"step {n}:" in done.stdout for n in range(1, 9)] == [True] * 8
-    assert "all on localhost, where no link is slow\nno namespaces: you have selected localhost" in done.stdout
+    assert (
+        "all on localhost, where no link is slow\nno namespaces: you have selected localhost"
+        in done.stdout
+    )
     assert "4.00 MiB by formula (not counted here)" in done.stdout
     assert "nothing is left" in done.stdout
 

@@ -295,6 +295,8 @@ SECOND_EDITION = [
     "07_whole_run.md",
     "09_blocks_and_schedules.md",
     "09_serving.md",
+    "11_profiling_tools.md",
+    "11_tools.md",
     "clusters/failures.md",
     "clusters/from_one_to_many.md",
     "clusters/hardware_faults.md",

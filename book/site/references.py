@@ -33,11 +33,11 @@ PRIORITIES = {"must": "must", "should": "should", "deep": "deep dive"}
 # What an entry rests on. What was opened says nothing; the rest says so in the table.
 BASES = {
     "opened": "",
-    "chapters": "Known as far as chapters cite it.",
-    "outline": "Known by its table of contents.",
-    "abstract": "Known by its abstract.",
-    "part": "Known in part.",
-    "title": "Known by its title.",
+    "chapters": "We checked only the parts that the chapters cite.",
+    "outline": "We read only its table of contents.",
+    "abstract": "We read only its abstract.",
+    "part": "We read only a part of it.",
+    "title": "We know only its title.",
 }
 PARTS = ("counts", "entries", "orders", "syllabus")
 ADDRESS = re.compile(r"https://[\w.-]+(/[^\s?#]*)?(\?v=[\w-]{11})?(#[\w.-]+)?")

@@ -1,9 +1,9 @@
-"""What torch.compile writes when asked: TORCH_LOGS for the eye, TORCH_TRACE for a program.
+"""Shows what torch.compile logs: TORCH_LOGS is for people, and TORCH_TRACE is for programs.
 
-The function breaks its graph at a value, and is compiled again for another length. Both logs
-come from one run; `--read` keeps their decisive lines.
+The graph of the function breaks at an `if`, and the function is compiled again for a different
+length. Both logs come from one run. `--read` prints the lines that explain what happened.
 
-    --read LOG FOLDER    what stands in the two logs
+    --read LOG FOLDER    read the two logs
 """
 
 import argparse
@@ -24,7 +24,7 @@ def step(x: torch.Tensor, rate: float) -> torch.Tensor:
 
 
 def train() -> None:
-    compiled = torch.compile(step, backend="eager")  # graphs are taken, and no code is made
+    compiled = torch.compile(step, backend="eager")  # records graphs, generates no code
     for length in (4, 5, 6):
         y = compiled(torch.ones(length), length * 0.5)
     torch.testing.assert_close(y, torch.full((6,), 6 * 0.5 + 1).sin())
@@ -34,7 +34,7 @@ def train() -> None:
 
 
 def decisive(log: str) -> list[str]:
-    """The lines of TORCH_LOGS that say what and why, without prefix and folder."""
+    """The lines of TORCH_LOGS that name an event or its reason, without prefix and folder."""
     text = re.sub(r"^[VIWE]\d{4} .*?\[__\w+\] ?", "", log, flags=re.MULTILINE)
     wanted = r"Graph break.*in user code|Graph Break Reason|Recompiling function|^ +- \d+/\d+: "
     lines = [line for line in text.splitlines() if re.search(wanted, line)]
@@ -43,7 +43,7 @@ def decisive(log: str) -> list[str]:
 
 # --8<-- [start:events]
 def events(folder: Path) -> Counter:
-    """The structured log of TORCH_TRACE: one JSON object a line, payloads indented below it."""
+    """Count the events of TORCH_TRACE: one JSON object per line, its data indented below."""
     found: Counter = Counter()
     for file in folder.glob("*.log"):
         for line in file.read_text().splitlines():
@@ -58,7 +58,7 @@ def events(folder: Path) -> Counter:
 
 
 def read(log: str, folder: str) -> None:
-    """Print what the two logs say; they must agree."""
+    """Print the important lines of both logs, and check that the logs agree."""
     lines = decisive(log)
     for line in lines:
         print(line)

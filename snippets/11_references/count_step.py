@@ -1,12 +1,12 @@
-"""Count before you time: the FLOPs of a step by module, its collectives by kind, without a GPU.
+"""Counts the FLOPs of a step by module and its collectives by kind, without a GPU.
 
-FlopCounterMode counts products as they are dispatched; CommDebugMode counts collectives of
-DTensors. A fake process group answers for the ranks that are not there.
+FlopCounterMode counts matrix products when they are dispatched, and CommDebugMode counts the
+collectives of DTensors. A fake process group stands for the ranks that do not exist.
 """
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # not left to torch: imported after init, it keeps the group alive
+import torch.distributed.nn  # before init: an import after it keeps the group alive
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.debug import CommDebugMode
@@ -37,7 +37,7 @@ def model() -> nn.Sequential:
 # --8<-- [start:flops]
 def count_flops() -> None:
     whole = model()
-    layer, x = whole[0], torch.randn(B, H)  # the residual and relu cost no product: not counted
+    layer, x = whole[0], torch.randn(B, H)  # residual and relu are not counted
     reference = nn.Sequential(layer.up, nn.ReLU(), layer.down)
     torch.testing.assert_close(layer(x) - x, reference(x))
     with FlopCounterMode(display=False, depth=3) as counter:
@@ -45,10 +45,11 @@ def count_flops() -> None:
     weights = sum(p.numel() for p in whole.parameters() if p.dim() == 2)
     for name, operators in sorted(counter.get_flop_counts().items()):
         print(f"  {name:18} {sum(operators.values()) / 1e6:6.2f} MFLOP")
-    # the first layer's input wants no gradient: one product of B x H by H x 4H is not done
+    # no gradient of the first layer's input: one product of B x H by H x 4H is missing
     expected = 6 * B * weights - 2 * B * H * 4 * H
-    print(f"counted {counter.get_total_flops()}, 6 x batch x weights less one: {expected}")
-    assert counter.get_total_flops() == expected
+    total = counter.get_total_flops()
+    print(f"counted {total}, 6 x batch x weights minus one product: {expected}")
+    assert total == expected
 
 
 # --8<-- [end:flops]
@@ -60,14 +61,17 @@ def count_collectives() -> None:
     split = model()
     for layer in split:
         parallelize_module(layer, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
-    counter = CommDebugMode()
+    forward, counter = CommDebugMode(), CommDebugMode()
     with counter:
-        split(torch.randn(B, H, requires_grad=True)).sum().backward()
+        with forward:
+            loss = split(torch.randn(B, H, requires_grad=True)).sum()
+        loss.backward()
     for operation, count in counter.get_comm_counts().items():
         print(f"  {operation}: {count}")
-    # one in forward behind each row, one in backward before each column
+    # one in forward after each row-parallel layer, one in backward before each column-parallel
     print(f"counted {counter.get_total_counts()}, 2 x layers: {2 * LAYERS}")
-    assert counter.get_total_counts() == 2 * LAYERS
+    print(f"counted in the forward pass {forward.get_total_counts()}, layers: {LAYERS}")
+    assert counter.get_total_counts() == 2 * LAYERS and forward.get_total_counts() == LAYERS
 
 
 # --8<-- [end:comms]

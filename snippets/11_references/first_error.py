@@ -1,7 +1,7 @@
 """Connection reset by peer: read the logs of all ranks, and find the rank that failed first.
 
 Four ranks sum a tensor, and each rank writes to its own log. Rank 3 reads bad data and ends.
-The system closes its sockets, and every other rank gets an error of its connection. The log of
+The operating system closes its sockets, so every other rank gets a connection error. The log of
 rank 0 has such an error, and then an error of its own handler. The times show which came first.
 
     (no flag)      rank 3 raises an exception
@@ -25,7 +25,7 @@ RANKS, VICTIM = 4, 3
 
 
 # --8<-- [start:find]
-# What a rank writes when another rank is gone: NCCL and gloo, on both sides of a connection.
+# What a rank writes when another rank has ended. The texts are from NCCL and from gloo.
 CONSEQUENCES = re.compile(
     r"ncclRemoteError|remote process exited|Connection reset by peer|Connection closed by"
     r"|Broken pipe|Socket recv failed|Read error|Timed out waiting"
@@ -44,7 +44,7 @@ def errors_by_time(folder: Path) -> list[tuple[float, int, str]]:
 
 
 def first_error(folder: Path) -> str:
-    """The error that no other rank caused, or else the ranks that wrote no error."""
+    """The error that started all others, or the ranks that wrote no error."""
     errors = errors_by_time(folder)
     _, rank, text = errors[0]
     if not CONSEQUENCES.search(text):
@@ -55,7 +55,7 @@ def first_error(folder: Path) -> str:
 
 # --8<-- [end:find]
 
-# Texts of NCCL, which does not run here: NCCL's own, and one that torch adds.
+# NCCL does not run here. One of these texts is from NCCL, and torch adds the other one.
 for text in (
     "remote process exited or there was a network error",
     "ncclRemoteError: A call failed possibly due to a network error",
@@ -80,17 +80,17 @@ def train(rank: int, folder: Path, killed: bool) -> None:
             log.write(
                 f"{time.time():.6f} {type(error).__name__}: {str(error).splitlines()[0]}\n"
             )
-            if rank == 0:  # a handler that fails, too, and looks like a cause
+            if rank == 0:  # its handler also fails, and this error looks like a cause
                 log.write(f"{time.time():.6f} FileNotFoundError: emergency checkpoint\n")
-            os._exit(1)  # the sockets close only now, after the line is in the log
+            os._exit(1)  # the sockets close after the line is in the log
 
 
 def fork_rank(rank: int, folder: Path, killed: bool) -> int:
-    """Start a process that is this rank, and return its number."""
+    """Start a process for this rank, and return its process id."""
     if pid := os.fork():
         return pid
     try:
-        signal.alarm(600)  # whatever happens, no rank outlives this
+        signal.alarm(600)  # ends a rank that would run for ever
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         store = dist.FileStore(str(folder / "store"), RANKS)
         timeout = timedelta(seconds=300)
@@ -115,7 +115,7 @@ def main() -> None:
         errors = errors_by_time(folder)
         texts: list[list[str]] = [[] for _ in range(RANKS)]
         for _, rank, text in errors:
-            kind = "an error of the connection" if CONSEQUENCES.search(text) else text
+            kind = "a connection error" if CONSEQUENCES.search(text) else text
             texts[rank].append(kind)
         for rank in range(RANKS):
             own = ", then ".join(texts[rank]) or "no error"
@@ -124,7 +124,7 @@ def main() -> None:
         print(f"first: {found}")
     # On one machine the order is certain: a socket closes after its rank has written its line.
     survivors = [texts[rank][0] for rank in range(RANKS) if rank != VICTIM]
-    assert survivors == ["an error of the connection"] * (RANKS - 1)
+    assert survivors == ["a connection error"] * (RANKS - 1)
     assert texts[0][1] == "FileNotFoundError: emergency checkpoint"
     if args.killed:
         assert statuses == [1, 1, 1, -signal.SIGKILL]

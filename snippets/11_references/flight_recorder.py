@@ -1,9 +1,9 @@
-"""A job hangs, every rank dumps its flight recorder, and torchfrtrace reads the dumps.
+"""A job hangs, every rank writes a dump of Flight Recorder, and torchfrtrace reads the dumps.
 
-Rank 1 takes another branch in step 2. When the timeout ends the wait, each rank writes what its
-recorder holds; with NCCL the watchdog does that by itself (TORCH_NCCL_DUMP_ON_TIMEOUT=1).
+Rank 1 takes a different branch in step 2. After the timeout, each rank writes what its recorder
+has stored. With NCCL, the watchdog does this automatically (TORCH_NCCL_DUMP_ON_TIMEOUT=1).
 
-    --read    compare the dumps: by hand, and by torch's analyser
+    --read    compare the dumps by hand and with torch's analyser
 """
 
 import argparse
@@ -24,17 +24,17 @@ import torch.distributed as dist
 def step(number: int) -> None:
     gradient = torch.ones(4)
     if number == 2 and dist.get_rank() == 1:
-        dist.broadcast(gradient, src=0)  # a branch that the others do not take
+        dist.broadcast(gradient, src=0)  # a branch that the other ranks do not take
     dist.all_reduce(gradient)
 
 
 # --8<-- [start:dump]
 def dump(folder: str) -> None:
-    """Write this rank's recorder as FOLDER/rank_N, in the form that torchfrtrace reads."""
+    """Write the record of this rank to FOLDER/rank_N, in the format of torchfrtrace."""
     from torch._C._distributed_c10d import _dump_fr_trace
 
     recorded = pickle.loads(_dump_fr_trace(True, True, False))  # collectives, stacks, all
-    if "" in recorded["pg_config"]:  # gloo's entries say "0", its group has no name
+    if "" in recorded["pg_config"]:  # gloo: the entries name group "0", no group has it
         everyone = str(list(range(dist.get_world_size())))
         recorded["pg_config"] = {"0": {"name": "0", "desc": "default_pg", "ranks": everyone}}
     Path(folder).mkdir(exist_ok=True)
@@ -46,7 +46,7 @@ def dump(folder: str) -> None:
 
 # --8<-- [start:read]
 def read(folder: str) -> None:
-    """Print the dumps side by side, and the verdict of torch's analyser."""
+    """Print the dumps next to each other, and the result of torch's analyser."""
     if not Path(folder).is_dir():
         sys.exit(f"there is no folder {folder}: this program under torchrun writes dumps/")
     dumps = [pickle.loads(p.read_bytes()) for p in sorted(Path(folder).glob("rank_*"))]
@@ -83,7 +83,7 @@ def main() -> None:
         sys.exit("flight_recorder.py needs 3 ranks or more, started by torchrun")
 
     torch.set_num_threads(1)
-    first = os.environ["RANK"] == "0"  # rank 0 gives up first, and closes its connections
+    first = os.environ["RANK"] == "0"  # rank 0 times out first, and closes its connections
     dist.init_process_group("gloo", timeout=timedelta(seconds=8 if first else 60))
     try:
         for number in range(4):

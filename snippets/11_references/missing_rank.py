@@ -1,7 +1,8 @@
-"""Two ranks of four do not come: a collective says time is over, monitored_barrier says who.
+"""Two of four ranks do not arrive: a collective only times out, monitored_barrier names them.
 
-The barrier is point to point: rank 0 hears from each rank, and answers each. It runs on gloo,
-so a job on NCCL makes a second group for it: dist.new_group(backend="gloo").
+The barrier uses messages between two ranks: each rank sends one to rank 0, and rank 0 answers.
+It works only with gloo, so a job on NCCL makes a second group for it:
+dist.new_group(backend="gloo").
 """
 
 import os
@@ -16,9 +17,9 @@ import torch.distributed as dist
 ABSENT = (2, 3)
 
 
-# --8<-- [start:ask]
-def ask(what: str, group: dist.ProcessGroup) -> str:
-    """Meet the others in one of three ways; what rank 0 is told."""
+# --8<-- [start:result]
+def result(what: str, group: dist.ProcessGroup) -> str:
+    """Call a collective or a barrier, and return the first line of its error message."""
     short = timedelta(seconds=4)
     try:
         if what == "all_reduce":
@@ -29,31 +30,32 @@ def ask(what: str, group: dist.ProcessGroup) -> str:
             dist.monitored_barrier(group, timeout=short, wait_all_ranks=what.endswith("all"))
     except RuntimeError as error:
         return re.sub(r"^\[/\S+\] ", "", str(error)).splitlines()[0]
-    return "everybody came"
+    return "all ranks arrived"
 
 
-# --8<-- [end:ask]
+# --8<-- [end:result]
 
 
 def main() -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
-    assert ask("all_reduce", dist.group.WORLD) == "everybody came"
-    said = {}
+    assert result("all_reduce", dist.group.WORLD) == "all ranks arrived"
+    messages = {}
     for what in ("all_reduce", "monitored_barrier", "monitored_barrier, wait for all"):
         dist.barrier()
-        patience = timedelta(seconds=4 if rank == 0 else 20)  # the others hear it from rank 0
-        group = dist.new_group(timeout=patience)  # each failure costs its group
+        timeout = timedelta(seconds=4 if rank == 0 else 20)  # rank 0 must give up first
+        group = dist.new_group(timeout=timeout)  # a group cannot be used after a failure
         dist.barrier()
         if rank in ABSENT:
             time.sleep(5)
         else:
-            said[what] = ask(what, group)
+            messages[what] = result(what, group)
     if rank == 0:
-        for what, message in said.items():
+        for what, message in messages.items():
             print(f"{what}:\n  {message}")
-        assert "Timed out" in said["all_reduce"] or "closed" in said["all_reduce"]
-        assert "Ranks 2, 3 failed" in said["monitored_barrier, wait for all"]
+        assert "Timed out" in messages["all_reduce"] or "closed" in messages["all_reduce"]
+        assert "Rank 2 failed" in messages["monitored_barrier"]
+        assert "Ranks 2, 3 failed" in messages["monitored_barrier, wait for all"]
     dist.barrier()
     dist.destroy_process_group()
 

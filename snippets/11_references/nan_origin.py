@@ -1,7 +1,7 @@
-"""Where did the NaN come from? Anomaly mode names the forward line that backward fell over.
+"""Finds the origin of a NaN: anomaly mode names the line of the forward pass that causes it.
 
-The loss is finite and the gradient is not: the derivative of sqrt at 0 is infinite, and
-infinity times the 0 of a mask is NaN. Hooks would look at outputs, and every output is fine.
+The loss is finite, but the gradient is NaN. The derivative of sqrt at 0 is infinite, and the
+mask multiplies it by 0. Hooks that check outputs find nothing, because every output is finite.
 """
 
 import re
@@ -22,7 +22,7 @@ def distances(points: torch.Tensor) -> torch.Tensor:
 
 def fixed(points: torch.Tensor) -> torch.Tensor:
     squared = (points[:, None] - points[None]).square().sum(-1)
-    apart = squared > 0  # outside these, sqrt must not see the 0
+    apart = squared > 0  # elsewhere, replace the 0 before the square root
     length = torch.where(apart, squared, 1.0).sqrt()
     return length[apart].mean()
 
@@ -53,7 +53,7 @@ def main() -> None:
     assert loss.isfinite() and points.grad.isnan().all()
 
     # --8<-- [start:ask]
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
             with torch.autograd.detect_anomaly():
@@ -61,7 +61,7 @@ def main() -> None:
         except RuntimeError as error:
             print(f"RuntimeError: {error}")
     forward = next(
-        str(w.message) for w in said if "Traceback of forward call" in str(w.message)
+        str(w.message) for w in caught if "Traceback of forward call" in str(w.message)
     )
     print(f"  called at: {re.findall(r'^    (.*)', forward, re.MULTILINE)[-1].strip()}")
     # --8<-- [end:ask]

@@ -1,7 +1,7 @@
-"""torch.profiler in three questions: which operator, which of its calls, and who allocates.
+"""Answers three questions by torch.profiler: which operator, which of its calls, who allocates.
 
-The step has a planted fault: a float64 buffer that turns a product, and all behind it, into
-float64.
+The step has a deliberate fault: a buffer has the type float64, and therefore all operators
+after it compute in float64.
 """
 
 import json
@@ -22,7 +22,7 @@ class Scores(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first, self.second = nn.Linear(H, H), nn.Linear(H, H)
-        slope = torch.linspace(0, 1, S, dtype=torch.float64)  # nobody wanted float64
+        slope = torch.linspace(0, 1, S, dtype=torch.float64)  # the fault: float64
         self.register_buffer("slope", slope[:, None])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

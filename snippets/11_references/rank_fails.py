@@ -1,8 +1,8 @@
-"""One rank of three fails: torchrun keeps what each rank said, and the error in another file.
+"""One rank of three fails: torchrun stores the output of each rank and the error in files.
 
-`@record` is what fills the second: without it torchrun knows an exit code and no traceback.
+`@record` writes the file of the error. Without it, torchrun only has an exit code.
 
-    --read LOGS    what was kept
+    --read LOGS    print what the files contain
 """
 
 import argparse
@@ -25,8 +25,8 @@ def main() -> None:
     if rank == 1:
         print("rank 1: shard 1 of 3 is empty", file=sys.stderr, flush=True)
         raise ValueError("no tokens in shard 1")
-    time.sleep(60)  # the others wait, and are ended by torchrun
-    print(f"rank {rank} has ended by itself")  # nobody comes here
+    time.sleep(60)  # the others wait until torchrun ends them
+    print(f"rank {rank} has ended by itself")  # no rank gets here
 
 
 # --8<-- [end:main]
@@ -34,17 +34,20 @@ def main() -> None:
 
 # --8<-- [start:read]
 def read(logs: str) -> None:
-    """Print what torchrun kept of each rank's last attempt."""
+    """Print what torchrun stored of each rank's first attempt."""
+    failed = []
     for folder in sorted(Path(logs).glob("*/attempt_0/*"), key=lambda f: int(f.name)):
         print(f"LOGS/…/attempt_0/{folder.name}: {sorted(f.name for f in folder.iterdir())}")
         print(f"  stdout.log: {(folder / 'stdout.log').read_text().strip()}")
         own = [x for x in (folder / "stderr.log").read_text().splitlines() if "shard" in x]
-        print(f"  stderr.log, its lines on shards: {len(own)}")
+        print(f"  stderr.log: {len(own)} lines mention a shard")
         if (folder / "error.json").exists():
+            failed.append(folder.name)
             message = json.loads((folder / "error.json").read_text())["message"]
             trace = message["extraInfo"]["py_callstack"]
             print(f"  error.json: {message['message']}")
             print(f"    raised at: {trace.strip().splitlines()[-2].strip()}")
+    assert failed == ["1"], "only the rank that failed has an error.json"
 
 
 # --8<-- [end:read]

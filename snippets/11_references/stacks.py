@@ -1,7 +1,7 @@
-"""A hang, seen by where every rank stands: faulthandler prints the stacks after three seconds.
+"""Finds the rank that causes a hang: faulthandler prints the stack of every rank after 3 s.
 
-Rank 1 waits for a batch that never comes. The others wait in an all-reduce, and theirs is the
-error that a log would show. The rank to look at is the one that stands elsewhere.
+Rank 1 waits for a batch that never comes. The other ranks wait in an all-reduce, and a log
+would show only their errors. The rank at fault is the one whose stack is different.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 
 def next_batch(batches: queue.Queue) -> torch.Tensor:
-    return batches.get(timeout=8)  # in a real run: a lock, a file system, a worker that died
+    return batches.get(timeout=8)  # in a real run: a lock, a file system, a dead worker
 
 
 def average(gradient: torch.Tensor) -> None:
@@ -39,26 +39,26 @@ def main() -> None:
     for _ in range(2 if rank == 1 else 3):
         batches.put(torch.ones(4))
 
-    log = open(f"stack_{rank}.txt", "w")  # noqa: SIM115  it stays open: faulthandler writes late
+    log = open(f"stack_{rank}.txt", "w")  # noqa: SIM115  faulthandler writes later
     faulthandler.dump_traceback_later(3, repeat=False, file=log)
-    with contextlib.suppress(RuntimeError, queue.Empty):  # all that a log has: Timed out
+    with contextlib.suppress(RuntimeError, queue.Empty):  # a log has only these
         train(batches)
     faulthandler.cancel_dump_traceback_later()
-    assert batches.empty()  # two steps went well, also on rank 1
+    assert batches.empty()  # the first two steps succeeded, also on rank 1
     Path(f"done_{rank}").touch()
     # --8<-- [end:main]
     if rank == 0:
         stacks = read_stacks(n)
         for number, frames in enumerate(stacks):
             print(f"rank {number}: {' < '.join(frames)}")
-        print(f"elsewhere than the others: rank {elsewhere(stacks)}")
-        assert elsewhere(stacks) == [1] and elsewhere(stacks[1:] + stacks[:1]) == [0]
+        print(f"a different stack than most ranks: rank {different(stacks)}")
+        assert different(stacks) == [1] and different(stacks[1:] + stacks[:1]) == [0]
     dist.destroy_process_group()
 
 
 # --8<-- [start:read]
 def read_stacks(n: int) -> list[list[str]]:
-    """The main thread of each rank, innermost call first, without the standard library's."""
+    """The stack of each main thread, innermost call first, without the standard library."""
     while not all(Path(f"done_{rank}").exists() for rank in range(n)):
         time.sleep(0.05)
     stacks = []
@@ -71,8 +71,8 @@ def read_stacks(n: int) -> list[list[str]]:
     return stacks
 
 
-def elsewhere(stacks: list[list[str]]) -> list[int]:
-    """The ranks that do not stand where most do."""
+def different(stacks: list[list[str]]) -> list[int]:
+    """The ranks whose stack is not the most frequent stack."""
     usual = max(stacks, key=stacks.count)
     return [rank for rank, frames in enumerate(stacks) if frames != usual]
 

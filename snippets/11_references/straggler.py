@@ -1,7 +1,8 @@
-"""One slow rank of three, found in the ranks' profiles: it is the one that waits least.
+"""Finds one slow rank of three in the profiles of all ranks: it is the rank that waits least.
 
-All ranks take the same time for a step, because the all-reduce ends for all at once. So step
-times do not show who is slow, and neither does GPU utilisation: waiting looks like work.
+All ranks have the same step time, because the all-reduce ends for all of them at once. So step
+times do not show which rank is slow. GPU utilisation does not show it either, because a GPU
+that waits in a collective counts as busy.
 """
 
 import json
@@ -40,7 +41,7 @@ def times(trace: str) -> dict[str, float]:
 
 def draw(ranks: list[dict[str, float]]) -> None:
     """One bar for each rank: compute, then the wait."""
-    import matplotlib  # here, as one rank draws
+    import matplotlib  # here, because only one rank draws
 
     matplotlib.use("svg")
     import matplotlib.pyplot as plt
@@ -69,7 +70,7 @@ def main() -> None:
     gradient = torch.ones(1000)
     step(rank, gradient)
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
-        dist.barrier()  # a profiler takes its time to start
+        dist.barrier()  # the profilers start at different times
         start = time.perf_counter()
         for _ in range(STEPS):
             step(rank, gradient)

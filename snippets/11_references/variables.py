@@ -1,7 +1,7 @@
-"""Environment variables that speak: a process with each, and the lines it makes torch say.
+"""Runs the same small job with several environment variables, and prints what torch then logs.
 
-Most are read when torch starts, so each set needs a process of its own. The process is a group
-of one rank with a DDP model, and at its end it multiplies two matrices that do not fit.
+torch reads most of these variables when it starts, so each set needs its own process. The job
+is a group of one rank with a DDP model. At its end it multiplies two matrices of wrong shapes.
 """
 
 import os
@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 
-# --8<-- [start:say]
+# --8<-- [start:run]
 WORK = """
 import torch, torch.distributed as dist
 import torch.distributed.nn
@@ -20,49 +20,50 @@ torch.ones(2, 3) @ torch.ones(2, 3)
 """
 
 
-def say(**variables: str) -> str:
-    """What a process with these variables writes to stderr."""
+def stderr_with(**variables: str) -> str:
+    """Run the job with these variables, and return what it writes to stderr."""
     command = [sys.executable, "-c", WORK]
     return subprocess.run(
         command, env=os.environ | variables, capture_output=True, text=True, check=False
     ).stderr
 
 
-# --8<-- [end:say]
+# --8<-- [end:run]
 
 
 def line_with(text: str, words: str) -> str:
-    """The first line with these words, without time, rank and folder, or a line's number."""
+    """The first line with these words, without its time, rank, folder and line number."""
     line = next(line for line in text.splitlines() if re.search(words, line))
     line = re.sub(r"^(\[rank\d\]: ?)?(\[[IWE]\d{4} .*?\] ?)?|/\S*/", "", line)
     return re.sub(r"(\.\w+):\d+", r"\1", line).strip()
 
 
 def main() -> None:
-    quiet = say()
-    loud = say(
+    plain = stderr_with()
+    detailed = stderr_with(
         TORCH_CPP_LOG_LEVEL="INFO",
         TORCH_DISTRIBUTED_DEBUG="INFO",
         TORCH_SHOW_CPP_STACKTRACES="1",
         TORCH_DISABLE_ADDR2LINE="1",  # faster: no files and lines for the C++ frames
     )
-    print("none of them")
-    print(f"  {line_with(quiet, 'RuntimeError')}")
+    print("without these variables")
+    print(f"  {line_with(plain, 'RuntimeError')}")
     print("TORCH_CPP_LOG_LEVEL=INFO TORCH_DISTRIBUTED_DEBUG=INFO")
     for words in ("debug level is set", "bucket_bytes_cap", "DDP Initialized"):
-        print(f"  {line_with(loud, words)}")
-        assert not re.search(words, quiet)
+        print(f"  {line_with(detailed, words)}")
+        assert not re.search(words, plain)
     for option in ("find_unused_parameters", "gradient_as_bucket_view"):
-        print(f"    {line_with(loud, option)}")
+        print(f"    {line_with(detailed, option)}")
 
     print("TORCH_SHOW_CPP_STACKTRACES=1")
-    print(f"  {re.sub(r' at /.*', '', line_with(loud, 'Exception raised from'))}")
-    frames = re.findall(r"^(?:\[rank0\]: ?)?(?:#\d+|frame #\d+:) ", loud, re.MULTILINE)
-    print(f"  C++ frames: ≈{len(frames)}, among them at::_ops::mm: {'at::_ops::mm' in loud}")
-    assert len(frames) > 10 and "at::_ops::mm" in loud and "at::_ops::mm" not in quiet
+    print(f"  {re.sub(r' at /.*', '', line_with(detailed, 'Exception raised from'))}")
+    frames = re.findall(r"^(?:\[rank0\]: ?)?(?:#\d+|frame #\d+:) ", detailed, re.MULTILINE)
+    found = "at::_ops::mm" in detailed
+    print(f"  C++ frames: ≈{len(frames)}, among them at::_ops::mm: {found}")
+    assert len(frames) > 10 and found and "at::_ops::mm" not in plain
 
     print("GLOO_SOCKET_IFNAME=nope0")
-    nowhere = line_with(say(GLOO_SOCKET_IFNAME="nope0"), "RuntimeError")
+    nowhere = line_with(stderr_with(GLOO_SOCKET_IFNAME="nope0"), "RuntimeError")
     print(f"  {nowhere}")
     assert "Unable to find address for: nope0" in nowhere
 

@@ -1,9 +1,10 @@
-"""Six mistakes with two collectives, and what each of four tools says of them.
+"""Makes six mistakes with collectives, and shows what each of four tools reports.
 
-Every mistake is made by two ranks, once bare and once under TORCH_DISTRIBUTED_DEBUG=DETAIL, the
-first one also behind a monitored_barrier. After each the Flight Recorder is read: it keeps the
-last collectives of a rank (2,000 of them), on gloo as on NCCL. Compared over
-the ranks, its entries say more than the error does: each has the Python stack of the call.
+Two ranks make every mistake once without a tool and once with TORCH_DISTRIBUTED_DEBUG=DETAIL.
+The skipped call is also tried with a monitored_barrier before it. After each mistake, the
+program reads Flight Recorder, which stores the last 2,000 collectives of a rank, with gloo as
+with NCCL. The records of two ranks show more than the error does, because they contain the
+Python stack of each call.
 
 The ranks are forked, so torch is imported once. Linux and macOS only.
 """
@@ -20,7 +21,7 @@ from pathlib import Path
 
 os.environ["TORCH_FR_BUFFER_SIZE"] = "2000"  # the default; 0 turns it off
 import torch
-import torch._inductor.codecache  # the recorder's stacks need it: here once, not in 12 ranks
+import torch._inductor.codecache  # stacks need it: import it once, not in 12 ranks
 import torch.distributed as dist
 
 TIMEOUT = timedelta(seconds=6)
@@ -37,18 +38,18 @@ def reduce_count(value: torch.Tensor) -> None:
 
 def skipped(rank: int) -> float:
     loss = torch.full((4,), float(rank + 1))
-    if rank == 0:  # rank 1 found a bad batch, and goes on with the next
+    if rank == 0:  # rank 1 has a bad batch, and continues with the next one
         reduce_loss(loss)
     return loss[0].item()
 
 
-def other_operation(rank: int) -> float:
+def different_operation(rank: int) -> float:
     loss = torch.full((4,), float(rank + 1))
     reduce_loss(loss) if rank == 0 else dist.broadcast(loss, src=0)
     return loss[0].item()
 
 
-def longer(rank: int) -> float:
+def more_elements(rank: int) -> float:
     loss = torch.full((4 + 2 * rank,), float(rank + 1))
     reduce_loss(loss)
     return loss[0].item()
@@ -60,7 +61,7 @@ def more_dimensions(rank: int) -> float:
     return loss.flatten()[0].item()
 
 
-def other_type(rank: int) -> float:
+def different_type(rank: int) -> float:
     loss = torch.full((4,), rank + 1, dtype=torch.int32 if rank else torch.float32)
     reduce_loss(loss)
     return float(loss[0])
@@ -79,8 +80,8 @@ def swapped(rank: int) -> float:
 
 # --8<-- [start:recorder]
 def recorded() -> list[tuple]:
-    """This rank's collectives: operation, shapes, types, and the function that called it."""
-    from torch._C._distributed_c10d import _dump_fr_trace  # private, and what the tools use
+    """The collectives of this rank: operation, shapes, types, and the calling function."""
+    from torch._C._distributed_c10d import _dump_fr_trace  # private; torch's tools use it
 
     entries = pickle.loads(_dump_fr_trace(True, True, False))["entries"]
     mine = []
@@ -92,7 +93,7 @@ def recorded() -> list[tuple]:
 
 
 def first_difference(ranks: tuple[list, ...]) -> str:
-    """The first collective that the ranks did not call alike."""
+    """The first collective that differs between the ranks, and what differs."""
     for number in range(max(map(len, ranks))):
         calls = [rank[number] if number < len(rank) else ("nothing",) * 4 for rank in ranks]
         for field, what in enumerate(("", "sizes", "types", "called by")):
@@ -106,7 +107,7 @@ def first_difference(ranks: tuple[list, ...]) -> str:
 
 
 def run_rank(mistakes: list, tool: str, rank: int, folder: Path) -> None:
-    """One forked rank: make the mistakes, write down what was said and what was recorded."""
+    """One forked rank: make the mistakes, and write the errors and the records to files."""
     os.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL" if tool == "DETAIL" else "OFF"
     dist.set_debug_level_from_env()
     store = dist.FileStore(str(folder / "store"), 2)
@@ -117,7 +118,7 @@ def run_rank(mistakes: list, tool: str, rank: int, folder: Path) -> None:
         said = folder / f"{mistake.__name__}.{rank}"
         said.write_bytes(pickle.dumps(("ended by a signal", [])))
         try:
-            if tool == "barrier" and rank == 0:  # before the collective, and skipped with it
+            if tool == "barrier" and rank == 0:  # rank 1 skips the barrier as well
                 dist.monitored_barrier(timeout=TIMEOUT)
             text = f"no error, {mistake(rank):.4g}"
         except RuntimeError as error:
@@ -126,16 +127,16 @@ def run_rank(mistakes: list, tool: str, rank: int, folder: Path) -> None:
     (folder / f"done.{rank}").touch()
     end = time.monotonic() + 2 * TIMEOUT.total_seconds()
     while not (folder / f"done.{1 - rank}").exists() and time.monotonic() < end:
-        time.sleep(0.05)  # the other may still wait for this rank, if it lives
+        time.sleep(0.05)  # the other rank may still wait for this one
 
 
 def run(mistakes: list, tool: str, folder: Path) -> list[int]:
-    """Start two ranks that make these mistakes one after the other; their processes."""
+    """Start two ranks that make these mistakes one after the other; return their processes."""
     folder.mkdir()
     children = []
     for rank in range(2):
         if (pid := os.fork()) == 0:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what gloo says on its way out
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # gloo's messages at exit
             signal.alarm(600)
             run_rank(mistakes, tool, rank, folder)
             os._exit(0)
@@ -144,7 +145,7 @@ def run(mistakes: list, tool: str, folder: Path) -> list[int]:
 
 
 def short(said: list[str]) -> str:
-    """An outcome of two ranks in a few words."""
+    """The outcome of two ranks in a few words."""
     both = " ".join(said)
     if aspects := re.search(r"differ in the following aspects:(.*)", said[0]):
         names = re.findall(r"Op type|Tensor shapes|Tensor dtypes|Tensor devices", aspects[1])
@@ -156,7 +157,7 @@ def short(said: list[str]) -> str:
     if "ended by a signal" in said:
         return "process dies"
     if all(s.startswith("no error") for s in said):
-        return "; ".join(said).replace("; no error,", " and").replace("no error,", "silent:")
+        return "; ".join(said).replace("; no error,", " and").replace("no error,", "no error:")
     assert "Timed out" in both or "Connection closed" in both, both
     return "hangs until the timeout"
 
@@ -165,9 +166,11 @@ def main() -> None:
     if not hasattr(os, "fork"):
         sys.exit("which_tool.py forks its ranks: it needs Linux or macOS")
     torch.set_num_threads(1)
-    mistakes = [other_operation, longer, more_dimensions, other_type, swapped, skipped]
-    runs = [([m], "bare") for m in (other_operation, longer, skipped)]  # these end a group
-    runs += [([more_dimensions, other_type, swapped], "bare"), (mistakes, "DETAIL")]
+    fatal = [different_operation, more_elements, skipped]  # after these, the group is unusable
+    others = [more_dimensions, different_type, swapped]
+    mistakes = [*fatal[:2], *others, skipped]
+    runs = [([mistake], "no tool") for mistake in fatal]
+    runs += [(others, "no tool"), (mistakes, "DETAIL")]
     runs += [([skipped], "barrier")]
     with tempfile.TemporaryDirectory() as name:
         folders = [Path(name, str(number)) for number in range(len(runs))]
@@ -182,20 +185,23 @@ def main() -> None:
                 files = [folder / f"{mistake.__name__}.{rank}" for rank in range(2)]
                 said, ranks = zip(*(pickle.loads(f.read_bytes()) for f in files), strict=True)
                 answers[mistake][tool] = short(list(said))
-                if tool == "bare":
+                if tool == "no tool":
                     dead = "ended by a signal" in said
-                    difference = "gone with the process" if dead else first_difference(ranks)
+                    difference = "lost with the process" if dead else first_difference(ranks)
                     answers[mistake]["recorder"] = difference
 
     for mistake, said in answers.items():
         print(mistake.__name__.replace("_", " "))
-        for tool in ("bare", "DETAIL", "barrier", "recorder"):
+        for tool in ("no tool", "DETAIL", "barrier", "recorder"):
             if tool in said:
                 print(f"  {tool:9} {said[tool]}")
     assert answers[skipped]["DETAIL"] == answers[skipped]["barrier"] == "names rank 1"
-    assert answers[other_type]["bare"] == "silent: 1 and 1.065e+09"
-    assert answers[swapped]["DETAIL"] == answers[swapped]["bare"] == "silent: 101 and 102"
+    assert answers[different_type]["no tool"] == "no error: 1 and 1.065e+09"
+    assert answers[swapped]["DETAIL"] == answers[swapped]["no tool"] == "no error: 101 and 102"
     assert answers[swapped]["recorder"] == "called by reduce_loss | reduce_count"
+    without_error = [m for m in mistakes if answers[m]["no tool"].startswith("no error")]
+    assert without_error == others
+    assert sum("names" in answers[m]["DETAIL"] for m in mistakes) == 5
 
 
 if __name__ == "__main__":
