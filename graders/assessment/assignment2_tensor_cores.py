@@ -32,8 +32,8 @@ HINTS = {
     "no_mma": "mma was not called, so the product does not use the tensor cores.",
     "one_product": "The error is as large as the error of a single TF32 product. To reduce "
     "it, multiply each small part by the large part of the other matrix.",
-    "half_split": "One of the two mixed products is missing: small part of a by large part of "
-    "b, or large part of a by small part of b.",
+    "half_split": "One of the two mixed products is missing. You need the small part of `a` "
+    "times the large part of `b`, and the large part of `a` times the small part of `b`.",
     "four_products": "mma was called more than three times. Leave out the product of the two "
     "small parts, because it is no larger than the rounding error of the sum. Three calls of "
     "mma are enough.",

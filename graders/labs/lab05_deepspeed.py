@@ -83,8 +83,8 @@ HINTS = {
     "do what its stage needs before and after the forward.",
     "rows_same": "All ranks work on the same rows. Every rank must take its own part of the "
     "batch.",
-    "rows_lost": "Every row of the batch must be in exactly one forward of one rank. Look at "
-    "how you cut the batch.",
+    "rows_lost": "Exactly one rank must use each row of the batch, in exactly one forward "
+    "pass. Look at how you cut the batch.",
     "micro_size": "All micro-batches must have the configured number of rows. In step 2 it "
     "is engine.train_micro_batch_size_per_gpu(), and in step 7 it is the argument `micro`.",
     "plain_backward": "Call engine.backward(loss) in place of loss.backward(). Stage 0 "
