@@ -72,21 +72,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--every-answer",
         action="store_true",
-        help="grade every wrong answer to a lab; by default, the first one for each hint of a "
-        "step and those that -k chooses",
+        help="grade every wrong answer to a lab; by default, a third of them and those that -k "
+        "chooses",
     )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect the wrong answers that get the same hint as an earlier one of their step."""
+    """Deselect the wrong answers that are not in the sample."""
     if config.option.every_answer or config.option.keyword:
         return
     params = {item: getattr(item, "callspec", None) for item in items}
     answers = {item: each.params.get("answer") for item, each in params.items() if each}
-    later = [item for item, answer in answers.items() if not getattr(answer, "first", True)]
-    if later:
-        config.hook.pytest_deselected(items=later)
-        items[:] = [item for item in items if item not in set(later)]
+    left = {item for item, answer in answers.items() if not getattr(answer, "sampled", True)}
+    if left:
+        config.hook.pytest_deselected(items=list(left))
+        items[:] = [item for item in items if item not in left]
 
 
 @pytest.hookimpl(optionalhook=True)

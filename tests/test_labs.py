@@ -740,7 +740,7 @@ def test_check_refuses_the_file_of_another_lab(tmp_path: Path) -> None:
     programs = [*REFERENCES.values(), *(ROOT / f"assessment/{name}.py" for name in ASSESSED)]
     for program, other in zip(programs, [*programs[1:], programs[0]], strict=True):
         (tmp_path / other.name).write_bytes(program.read_bytes())
-        said = f"has the functions of {program.stem}, and none of {other.stem}"
+        said = f"contains functions of {program.stem}, and no function of {other.stem}"
         with pytest.raises(SystemExit, match=said):
             command.lab_name(tmp_path / other.name)
 

@@ -487,6 +487,14 @@ def _text(block: Block) -> None:
             raise block.error(message, block.fence.line + number)
 
 
+def _markdown(block: Block) -> None:
+    """An example for authors: a part of a page, in which each callout has a quote."""
+    lists = block.code.split('<div class="callouts" markdown>')[1:]
+    items = [line for part in lists for line in part.splitlines() if re.match(r"\d+\. ", line)]
+    if not block.code.strip() or any("`" not in line for line in items):
+        raise block.error("an example without text, or a callout without a quote")
+
+
 RUNS: dict[str, Callable[[Block, hold.How], float]] = {
     "python": _python,
     "bash": _shell,
@@ -499,6 +507,7 @@ CHECKS: dict[str, Callable[[Block], None]] = {
     "json": _json,
     "toml": partial(_parsed, what="TOML", parse=tomllib.loads),
     "dockerfile": _dockerfile,
+    "markdown": _markdown,
     "text": _text,
 }
 ALIASES = {

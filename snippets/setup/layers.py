@@ -53,7 +53,9 @@ FAULTS = [  # a layer, what is wrong with it, torch's message, and the facts tha
 # --8<-- [end:faults]
 
 
-def text(x: float, y: float, words: str, colour: str = INK, size: int = 14, extra="") -> str:
+def draw_text(
+    x: float, y: float, words: str, colour: str = INK, size: int = 14, extra=""
+) -> str:
     return f'<text x="{x}" y="{y}" fill="{colour}" font-size="{size}" {extra}>{words}</text>'
 
 
@@ -67,7 +69,7 @@ def box(x: float, y: float, width: float, height: float, colour: str, dashed=Fal
 
 def badge(x: float, y: float, number: int) -> str:
     middle = 'text-anchor="middle" font-weight="600"'
-    return f'<circle cx="{x}" cy="{y}" r="11" fill="{ORANGE}"/>' + text(
+    return f'<circle cx="{x}" cy="{y}" r="11" fill="{ORANGE}"/>' + draw_text(
         x, y + 5, str(number), "#ffffff", 14, middle
     )
 
@@ -78,12 +80,12 @@ def draw() -> str:
         'font-family="system-ui, sans-serif">'
     ]
     parts += [box(6, 6, 232, 212, BLUE, dashed=True), box(6, 226, 232, 142, GREEN, dashed=True)]
-    parts += [text(16, 26, "environment or container image", MUTED, 13)]
-    parts += [text(16, 359, "the machine", MUTED, 13)]
+    parts += [draw_text(16, 26, "environment or container image", MUTED, 13)]
+    parts += [draw_text(16, 359, "the machine", MUTED, 13)]
     tops = {"your program": 36, "torch": 98, "CUDA libraries": 160, "driver": 236, "GPU": 298}
     for name, colour in LAYERS:
         y = tops[name]
-        parts += [box(24, y, 150, 44, colour), text(36, y + 28, name, INK, 15)]
+        parts += [box(24, y, 150, 44, colour), draw_text(36, y + 28, name, INK, 15)]
     used = dict.fromkeys(tops, 0)
     for number, (layer, wrong, message, _) in enumerate(FAULTS, 1):
         alone = [fault[0] for fault in FAULTS].count(layer) == 1
@@ -91,8 +93,11 @@ def draw() -> str:
         used[layer] += 1
         parts += [badge(196, tops[layer] + down, number)]
         y = 30 + 57 * (number - 1)
-        parts += [badge(266, y + 8, number), text(286, y + 4, f"{layer}: {wrong}", MUTED, 13)]
-        parts += [text(286, y + 25, message, INK, 14)]
+        parts += [
+            badge(266, y + 8, number),
+            draw_text(286, y + 4, f"{layer}: {wrong}", MUTED, 13),
+        ]
+        parts += [draw_text(286, y + 25, message, INK, 14)]
     return "\n".join([*parts, "</svg>", ""])
 
 

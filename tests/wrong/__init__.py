@@ -10,8 +10,8 @@ that a learner who makes it must get:
 
 `old` is a piece of the finished program and occurs in it once; `new` stands there instead. A
 mistake in several places has `edits=[(old, new), …]`. Without a hint it is no mistake but
-another right answer, and must pass. Of several mistakes in one step that get the same hint,
-`make test` grades the first one. With `--every-answer` it grades all of them. Text of several lines in triple quotes
+another right answer, and must pass. `make test` grades all right answers and a third of the
+mistakes, always the same ones. With `--every-answer` it grades all of them. Text of several lines in triple quotes
 is written without its indentation: lines after the first stand in the program as far to the
 right as the line in which `old` begins. Where an answer is new code, `old=Body("HookDDP.start")`
 is all that this function does, without its docstring.
@@ -23,6 +23,7 @@ import ast
 import functools
 import re
 import textwrap
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -117,6 +118,11 @@ class Answer:
     hint: str
     edits: tuple[tuple[str, str], ...]
     first: bool = True  # of its step to get this hint; or no mistake
+
+    @property
+    def sampled(self) -> bool:
+        """Whether it is graded without ``--every-answer``: by the checksum of its name."""
+        return not self.hint or (self.first and zlib.crc32(str(self).encode()) % 3 == 0)
 
     def __str__(self) -> str:
         return f"{self.reference.stem}-step{self.step}-{self.name}"
