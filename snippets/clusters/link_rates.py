@@ -1,8 +1,8 @@
-"""Reads the error counters of links twice, and judges what was added in between.
+"""Reads the error counters of links twice, and judges how much they have grown.
 
-A counter that has grown for a year says little. What it adds per minute says whether the link
-is bad today. The program shows three traps: a large old total, a counter that was cleared
-between the two readings, and a counter of 8 or 16 bits that is full and counts no further.
+The total of a whole year does not show the state of a link today. The growth per minute does.
+The program shows three traps: a large old total, a counter that was cleared between the two
+readings, and a counter of 8 or 16 bits that is full and stops counting.
 
     python link_rates.py [SECONDS]     on a machine with InfiniBand or RoCE ports
 
@@ -17,7 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
-# bits of a counter in the port (Linux, drivers/infiniband/core/sysfs.c); full, it stops
+# bits of a counter (Linux, drivers/infiniband/core/sysfs.c), which stops when it is full
 WIDTH = {
     "symbol_error": 16,
     "link_error_recovery": 8,
@@ -37,7 +37,7 @@ def read_ports(root: Path) -> dict[tuple[str, str], int]:
 
 
 def added(name: str, before: int, after: int) -> int | None:
-    """What the counter added, or None if it is full and cannot say."""
+    """The growth of the counter, or None if the counter is full."""
     if name in WIDTH and after == 2 ** WIDTH[name] - 1:
         return None
     return after if after < before else after - before  # smaller: it was cleared in between

@@ -7,7 +7,7 @@ the copy; the other ranks return to the same step. Every rank keeps two generati
 rank can die in the middle of a copy: then some ranks have the new generation and some do not.
 
 All results are compared with an undisturbed run, bit for bit. If both ranks of a pair die, the
-shards are lost, and every rank says so. The last part counts which failures lose data.
+shards are lost, and every rank reports it. The last part counts which failures lose data.
 The ranks are forked, so torch is imported once. Linux and macOS only.
 """
 
@@ -22,24 +22,24 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # not left to torch: imported after init, it keeps the group alive
+import torch.distributed.nn  # import it now: imported after init, it keeps the group alive
 
 RANKS, GPUS_PER_NODE, STEPS, EVERY, WIDTH = 4, 2, 11, 3, 64
 LIMIT, LOST = timedelta(seconds=60), -1
 
 
 def holder(rank: int) -> int:
-    """Who keeps the copy of this rank's shard: the same GPU of the other node."""
+    """The rank that has the copy of this rank's shard: the same GPU of the other node."""
     return (rank + GPUS_PER_NODE) % RANKS
 
 
 def owner(rank: int) -> int:
-    """Whose copy this rank keeps."""
+    """The rank of whose shard this rank has a copy."""
     return (rank - GPUS_PER_NODE) % RANKS
 
 
 def form_group(store: dist.Store, round_number: int, rank: int, ranks: int) -> None:
-    """A new process group for this round. Its keys must not meet the keys of earlier rounds."""
+    """A new process group for this round. Its keys differ from those of earlier rounds."""
     keys = dist.PrefixStore(f"round {round_number}", store)
     dist.init_process_group("gloo", store=keys, rank=rank, world_size=ranks, timeout=LIMIT)
 
@@ -84,8 +84,8 @@ def train_step(shard: Shard, number: int) -> None:
     quarters = [torch.empty(WIDTH // RANKS) for _ in range(RANKS)]
     dist.all_gather(quarters, shard.state[0].contiguous())
     weights = torch.cat(quarters)
-    dice = torch.Generator().manual_seed(1000 * number + shard.rank)
-    x = torch.randn(8, WIDTH, generator=dice)
+    random = torch.Generator().manual_seed(1000 * number + shard.rank)
+    x = torch.randn(8, WIDTH, generator=random)
     gradient = x.T @ (x @ weights - x.sin().sum(1)) / 8
     dist.all_reduce(gradient)
     mine = gradient.chunk(RANKS)[shard.rank] / RANKS
@@ -97,7 +97,7 @@ def train(store: dist.Store, rank: int, round_number: int, deaths: dict[int, str
     """`deaths`: rank -> the place at which it is killed, in the first round."""
     shard, start = Shard(rank), 0
     while True:
-        if round_number:  # somebody died
+        if round_number:  # a rank was killed
             newest = str(max(shard.own, default=LOST))
             keys = [f"round {round_number}, rank {r}" for r in range(RANKS)]
             store.set(keys[rank], newest)
@@ -105,7 +105,7 @@ def train(store: dist.Store, rank: int, round_number: int, deaths: dict[int, str
             steps = [int(store.get(key)) for key in keys]
             lost = [r for r, step in enumerate(steps) if step == LOST]
             if any(holder(r) in lost for r in lost):
-                return {"lost": lost}  # owner and holder are gone: only the disk is left
+                return {"lost": lost}  # owner and holder are gone, so read the disk
             start = min(step for step in steps if step != LOST)
         form_group(store, round_number, rank, RANKS)
         try:

@@ -25,7 +25,7 @@ from pathlib import Path
 BEGAN = time.process_time()
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # not left to torch: imported after init, it keeps the group alive
+import torch.distributed.nn  # import it now: imported after init, it keeps the group alive
 
 IMPORT_SECONDS = time.process_time() - BEGAN  # of a processor
 
@@ -34,7 +34,7 @@ LIMIT = timedelta(seconds=60)
 
 
 def form_group(store: dist.Store, round_number: int, rank: int, ranks: int) -> None:
-    """A new process group for this round. Its keys must not meet the keys of earlier rounds."""
+    """A new process group for this round. Its keys differ from those of earlier rounds."""
     keys = dist.PrefixStore(f"round {round_number}", store)
     dist.init_process_group("gloo", store=keys, rank=rank, world_size=ranks, timeout=LIMIT)
 
@@ -49,8 +49,8 @@ def oldest_step(store: dist.Store, round_number: int, rank: int, step: int) -> i
 
 def gradient_of(weights: torch.Tensor, step: int, rank: int) -> torch.Tensor:
     """The gradient of a least-squares loss on the rows of this step and rank."""
-    dice = torch.Generator().manual_seed(1000 * step + rank)
-    x = torch.randn(8, WIDTH, generator=dice)
+    random = torch.Generator().manual_seed(1000 * step + rank)
+    x = torch.randn(8, WIDTH, generator=random)
     return x.T @ (x @ weights - x.sin().sum(1)) / 8
 
 

@@ -1,15 +1,16 @@
-"""A rank is killed, and the survivors form a smaller group and go on.
+"""A rank is killed, and the survivors form a smaller group and continue.
 
 Rank 2 of four ends by SIGKILL before the all-reduce of step 5. The survivors get an error and
 write their rank into the store. Then they wait for a while, because they do not know how many
 ranks will come. Each proposes the list of ranks that it sees, the store accepts one proposal,
 and all follow it. A rank that is not in the list must end.
 
-What changes with N? The batch of 12 rows is dealt anew, four rows to each of three ranks, and
-the sum is divided by 12 rows. So the run stays the run of one process on 12 rows. The program
-also computes the two other rules: three rows for each rank as before, and the old divisor.
+What changes with N? The batch of 12 rows is divided again, into four rows for each of three
+ranks, and the sum is divided by 12. So the result is still that of one process on 12 rows. The
+program also tries two other rules with three rows for each rank: to divide by the new number of
+ranks, and to divide by the old one.
 
-torch has `shrink_group` for this, which only NCCL supports; the program shows what gloo says.
+torch has `shrink_group` for this, which only NCCL supports. The program prints gloo's error.
 The ranks are forked, so torch is imported once. Linux and macOS only.
 """
 
@@ -24,38 +25,41 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # not left to torch: imported after init, it keeps the group alive
+import torch.distributed.nn  # import it now: imported after init, it keeps the group alive
 from torch.distributed.distributed_c10d import shrink_group
 
 RANKS, STEPS, VICTIM, AT, WIDTH, ROWS = 4, 9, 2, 5, 64, 12
-LIMIT, LAST_CALL = timedelta(seconds=60), 1.0  # seconds
+LIMIT = timedelta(seconds=60)
+LAST_CALL = 5.0  # seconds; long, so that a busy machine excludes no rank
 
 
-def members(store: dist.Store, round_number: int, rank: int) -> list[int]:
+def members(
+    store: dist.Store, round_number: int, rank: int, last_call: float = LAST_CALL
+) -> list[int]:
     """The ranks of this round, in order. Every rank that returns has the same list."""
     came = f"round {round_number}, came: "
     store.set(f"{came}{rank}", "")
-    time.sleep(LAST_CALL)
+    time.sleep(last_call)
     seen = [r for r in range(RANKS) if store.check([f"{came}{r}"])]
     proposal = ",".join(map(str, seen))
-    # whoever is first decides: compare_set changes the value only while there is none
+    # the first proposal decides: compare_set changes the value only if there is none
     decision = store.compare_set(f"round {round_number}, members", "", proposal).decode()
     ranks = [int(r) for r in decision.split(",")]
     if rank not in ranks:
-        raise SystemExit(f"rank {rank} came too late: the others go on without it")
+        raise SystemExit(f"rank {rank} came too late: the others continue without it")
     return ranks
 
 
 def form_group(store: dist.Store, round_number: int, rank: int, ranks: int) -> None:
-    """A new process group for this round. Its keys must not meet the keys of earlier rounds."""
+    """A new process group for this round. Its keys differ from those of earlier rounds."""
     keys = dist.PrefixStore(f"round {round_number}", store)
     dist.init_process_group("gloo", store=keys, rank=rank, world_size=ranks, timeout=LIMIT)
 
 
 def batch(step: int) -> torch.Tensor:
     """The global batch of a step, which is the same for any number of ranks."""
-    dice = torch.Generator().manual_seed(step)
-    return torch.randn(ROWS, WIDTH, generator=dice, dtype=torch.float64)
+    random = torch.Generator().manual_seed(step)
+    return torch.randn(ROWS, WIDTH, generator=random, dtype=torch.float64)
 
 
 def sum_of_gradients(weights: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -63,7 +67,7 @@ def sum_of_gradients(weights: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 
 
 def gradient_of(weights: torch.Tensor, step: int) -> torch.Tensor:
-    """The mean over the global batch. Nothing in it remembers the old number of ranks."""
+    """The mean over the global batch. It does not use the old number of ranks."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     total = sum_of_gradients(weights, batch(step)[rank::ranks])
     dist.all_reduce(total)
@@ -71,7 +75,10 @@ def gradient_of(weights: torch.Tensor, step: int) -> torch.Tensor:
 
 
 def other_rules(weights: torch.Tensor, step: int) -> list[float]:
-    """The share of the gradient's length that is left: 3 rows per rank, by N; by the old N."""
+    """The length of two wrong gradients, as fractions of the right one.
+
+    Each rank uses 3 rows. The sum is divided by the new and by the old number of ranks.
+    """
     rank, ranks, rows = dist.get_rank(), dist.get_world_size(), ROWS // RANKS
     total = sum_of_gradients(weights, batch(step)[rank * rows : (rank + 1) * rows])
     dist.all_reduce(total)
@@ -89,7 +96,9 @@ def train(store: dist.Store, rank: int) -> dict:
             if round_number:
                 steps = [None] * len(ranks)
                 dist.all_gather_object(steps, done)
-                assert steps == [AT - 1] * len(ranks)  # else the rule of restart_in_process.py
+                assert steps == [AT - 1] * len(
+                    ranks
+                )  # otherwise use the rule of restart_in_process.py
                 rules = other_rules(weights, done + 1)
             else:
                 try:
@@ -191,7 +200,7 @@ def main() -> None:
     late = dist.HashStore()
     late.set("round 1, members", ",".join(map(str, survivors)))
     try:
-        members(late, 1, VICTIM)
+        members(late, 1, VICTIM, last_call=0.0)
     except SystemExit as end:
         print(f"a late rank: {end}")
     else:

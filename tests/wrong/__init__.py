@@ -11,10 +11,11 @@ that a learner who makes it must get:
 `old` is a piece of the finished program and occurs in it once; `new` stands there instead. A
 mistake in several places has `edits=[(old, new), …]`. Without a hint it is no mistake but
 another right answer, and must pass. `make test` grades all right answers and a third of the
-mistakes, always the same ones. With `--every-answer` it grades all of them. Text of several lines in triple quotes
-is written without its indentation: lines after the first stand in the program as far to the
-right as the line in which `old` begins. Where an answer is new code, `old=Body("HookDDP.start")`
-is all that this function does, without its docstring.
+mistakes, always the same ones. With `--every-answer` it grades all of them.
+
+Text of several lines in triple quotes is written without its indentation: lines after the first
+stand in the program as far to the right as the line in which `old` begins. Where an answer is
+new code, `old=Body("HookDDP.start")` is all that this function does, without its docstring.
 """
 
 from __future__ import annotations
@@ -117,12 +118,14 @@ class Answer:
     step: int
     hint: str
     edits: tuple[tuple[str, str], ...]
-    first: bool = True  # of its step to get this hint; or no mistake
 
     @property
     def sampled(self) -> bool:
-        """Whether it is graded without ``--every-answer``: by the checksum of its name."""
-        return not self.hint or (self.first and zlib.crc32(str(self).encode()) % 3 == 0)
+        """Whether `make test` grades it: every right answer, and a third of the mistakes.
+
+        The checksum of its name decides, so the choice is the same in every run.
+        """
+        return not self.hint or zlib.crc32(str(self).encode()) % 3 == 0
 
     def __str__(self) -> str:
         return f"{self.reference.stem}-step{self.step}-{self.name}"
@@ -168,6 +171,4 @@ class Table(dict[str, Answer]):
         """Add an entry, with either `old` and `new` or `edits`."""
         assert name not in self, f"{self.reference.name} has two wrong answers {name}"
         edits = tuple(edits) if old is None else ((old, new),)
-        known = {(answer.step, answer.hint) for answer in self.values() if answer.hint}
-        first = (step, hint) not in known
-        self[name] = Answer(self.reference, name, step, hint, edits, first)
+        self[name] = Answer(self.reference, name, step, hint, edits)
