@@ -24,6 +24,8 @@ export PIP_NO_COMPILE := 1
 # Let Python store compiled files, even if the shell forbids it. Otherwise it compiles again at each start.
 unexport PYTHONDONTWRITEBYTECODE
 export NO_MKDOCS_2_WARNING := 1
+# Python finds the package worldsize in src/.
+export PYTHONPATH := $(CURDIR)/src$(addprefix :,$(PYTHONPATH))
 
 ifeq ($(origin PYTHON),command line)
 RUN := $(PYTHON)
@@ -94,14 +96,14 @@ site: $(READ) ## build the web site in site/, and fail if there is a warning
 	@$(RUN) -m mkdocs build --strict && echo 'The book is in site/index.html'
 
 book: site $(BOOK) ## write the book and the tracks as PDF and EPUB files, and a zip of the site, to site/book/
-	@$(RUN) -m book.site.bound site
+	@$(RUN) -m worldsize.site.ebook_export site
 
 zensical: site $(ZENSICAL) ## also build the web site with Zensical, and compare it with site/
-	@$(RUN) -m book.site.zensical site
+	@$(RUN) -m worldsize.tools.compare_zensical site
 
 gpu: $(TEST) ## record the programs that show more on the GPUs of this machine (*.cuda.txt)
 	$(room)
-	@$(RUN) -m book.run.gpu $(if $(BUDGET),--budget $(BUDGET)) $(if $(ARCHIVE),--archive $(ARCHIVE)) $(WHAT)
+	@$(RUN) -m worldsize.tools.record_gpu $(if $(BUDGET),--budget $(BUDGET)) $(if $(ARCHIVE),--archive $(ARCHIVE)) $(WHAT)
 
 clean: ## remove the environments, the site and the caches
 	rm -rf .venv .venv-* site .cache .pytest_cache .ruff_cache

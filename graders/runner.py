@@ -1,6 +1,6 @@
 """Runner: executes one step of a lab in new processes, and judges the result of each rank.
 
-A step is judged by two generators, which `graders.tools` helps to write. The first one runs on
+A step is judged by two generators, which `graders.dsl` helps to write. The first one runs on
 every rank of a new group of processes. It calls the learner's function, yields a line for each
 correct result, and raises `Wrong` for the first mistake. The second one runs in the checker. It
 finds mistakes that only all ranks together show, from the facts that the ranks reported and
@@ -20,7 +20,7 @@ from every collective that they called.
   not the time on the clock, so a step on a busy machine takes longer but is still judged.
 - After a group, all its processes are killed, also those that detached themselves. (On Linux,
   the checker becomes the parent of such orphans.)
-- `graders.limits` limits how much of the machine the ranks can use or change.
+- `graders.sandbox` limits how much of the machine the ranks can use or change.
 
 A *trial* is a step that decides itself what to run in its folder. It can run several groups one
 after the other, kill some of their ranks on purpose, and run complete commands as a user types
@@ -58,7 +58,7 @@ import torch.distributed as dist
 from torch.distributed import _functional_collectives as functional
 from torch.distributed import distributed_c10d
 
-from graders import limits, machine, scores
+from graders import host_checks, sandbox, scores
 
 PATIENCE = 3.0  # seconds without any processor time, all ranks asleep: a hang
 LOOK = 0.5  # seconds between two looks at them, at most
@@ -99,7 +99,7 @@ HINTS = {
     "look there first.",
     "recursion": "The function calls itself without end. Perhaps you wanted to call the "
     "method of the base class, or the function of torch, that has the same name.",
-    **limits.HINTS,
+    **sandbox.HINTS,
 }
 
 
@@ -173,7 +173,7 @@ Judge = Iterator[str]  # yields what is right, raises Wrong
 
 @dataclass
 class Step:
-    """One step of a lab. `graders.tools.Lab` makes it of the functions that judge it.
+    """One step of a lab. `graders.dsl.Lab` makes it of the functions that judge it.
 
     `probe(theirs, ours, lesson)` runs on every rank, with the learner's module and the finished
     one. `together(group)` runs afterwards in the checker. Either may be missing, and both are
@@ -184,7 +184,7 @@ class Step:
     title: str
     proves: str
     uses: tuple[str, ...]  # the names that the learner must define
-    worlds: tuple[int, ...] = (2, 3, 1)
+    world_sizes: tuple[int, ...] = (2, 3, 1)
     needs: tuple[int, ...] = ()  # the steps that must pass before this one can be judged
     joins: bool = True  # the group is initialised before the probe
     symmetric: bool = True  # all ranks must call the same collectives
@@ -197,18 +197,18 @@ class Step:
 
 
 @dataclass
-class Trial(Step):
-    """A step whose `trial(bench)` runs groups and commands on a `Bench`, and judges them.
+class IntegrationStep(Step):
+    """A step whose `trial(bench)` runs groups and commands on a `Workspace`, and judges them.
 
     A group's ranks run `probe`, and find what the trial gave them in `lesson.scene`. A trial
     that has commands only needs no probe.
     """
 
-    trial: Callable[["Bench"], Judge | None] | None = None
+    trial: Callable[["Workspace"], Judge | None] | None = None
 
 
 @dataclass
-class Done:
+class CommandResult:
     """What a command came to."""
 
     status: int
@@ -218,7 +218,7 @@ class Done:
     stopped: str = ""  # "asleep" or "limit" if it had to be ended
 
 
-class Bench:
+class Workspace:
     """Where a trial runs things: one folder, which lasts from the first run to the verdict."""
 
     def __init__(self, runner: "Runner", step: Step, path: Path, folder: Path):
@@ -251,7 +251,7 @@ class Bench:
         patience: float | None = None,
         watch: Callable[[dict[int, int]], None] | None = None,
         **variables: str,
-    ) -> Done:
+    ) -> CommandResult:
         """Run a command in the folder, with its keeping: nothing outlives it, a hang ends.
 
         `python` and `torchrun` are those of this Python. `watch(ranks)` is called twenty times
@@ -264,7 +264,7 @@ class Bench:
             words = [sys.executable, *starts[words[0]], *words[1:]]
         env = os.environ | {"PYTHONFAULTHANDLER": "1", "PYTHONUNBUFFERED": "1"}
         env |= {"PYTHONUTF8": "1"} | variables
-        if not machine.knows_itself():
+        if not host_checks.hostname_resolves():
             env.setdefault("PET_LOCAL_ADDR", "localhost")  # not a host that nobody finds
         for name, value in self.runner.visible.items():
             env.pop(name, None)
@@ -274,7 +274,9 @@ class Bench:
             process = subprocess.Popen(
                 words, cwd=self.folder, env=env, stdin=subprocess.DEVNULL, stdout=out,
                 stderr=err, start_new_session=True,
-                preexec_fn=functools.partial(limits.confine, memory=not self.runner.visible),
+                preexec_fn=functools.partial(
+                    sandbox.set_rlimits, memory=not self.runner.visible
+                ),
             )  # fmt: skip
             try:
                 stopped = self._wait(process, limit or self.limit, patience, watch)
@@ -285,7 +287,7 @@ class Bench:
                 file.seek(max(0, file.seek(0, os.SEEK_END) - KEPT_OF_COMMAND))
                 texts.append(file.read().decode(errors="replace"))
         self._said = "".join(texts)
-        return Done(process.returncode, *texts, time.monotonic() - start, stopped)
+        return CommandResult(process.returncode, *texts, time.monotonic() - start, stopped)
 
     def _wait(
         self,
@@ -582,7 +584,7 @@ def _serve(lab: str, number: int, path: str, rank: int, world: int, port: int,
         OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="", HIP_VISIBLE_DEVICES="",
     )  # fmt: skip
 
-    limits.confine()
+    sandbox.set_rlimits()
 
     def send(event: dict) -> None:
         text = json.dumps(event).encode() + b"\n"
@@ -601,7 +603,7 @@ def _serve(lab: str, number: int, path: str, rank: int, world: int, port: int,
             dist.init_process_group("gloo", store=lesson.store, rank=rank, world_size=world)
         doing = "import"
         finished = lab_of(lab).finished  # first: where both make a device, it is that one's
-        limits.guard(path, str(finished.__file__))
+        sandbox.install_audit_hook(path, str(finished.__file__))
         lesson.module = load(path)
         doing = "probe"
         for name in step.uses:
@@ -642,7 +644,7 @@ def _keep_stores(requests: Any) -> None:
 
 
 def lab_of(name: str) -> Any:
-    """The `graders.tools.Lab` for a lab, or for a part of the assessment, of this name."""
+    """The `graders.dsl.Lab` for a lab, or for a part of the assessment, of this name."""
     kind = "labs" if name.startswith("lab") else "assessment"
     return importlib.import_module(f"graders.{kind}.{name}").LAB
 
@@ -753,7 +755,7 @@ class Clock:
         passed, self.looked = min(now - self.looked, LOOK), now
         self.lasted += passed
         if self.folder is not None and now - self.weighed > 0.1:
-            if found := limits.excess(pids, self.folder):
+            if found := sandbox.excess(pids, self.folder):
                 self.excess = Wrong(*found)
             self.weighed = time.monotonic()
         if not LINUX:
@@ -796,7 +798,7 @@ def _ranks(pids: list[int]) -> dict[int, int]:
 CONTEXT = multiprocessing.get_context("fork" if LINUX else "spawn")
 
 
-class Stores:
+class RendezvousServer:
     """Where the ranks of a group meet, in a process that is started once for many runners.
 
     A context manager: on leaving, it ends.
@@ -804,7 +806,7 @@ class Stores:
 
     keeper: multiprocessing.Process | None = None
 
-    def __enter__(self) -> "Stores":
+    def __enter__(self) -> "RendezvousServer":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -813,11 +815,11 @@ class Stores:
     def new(self) -> int:
         """The port of a store that nobody has used."""
         if self.keeper is None or not self.keeper.is_alive():
-            self.requests, theirs = CONTEXT.Pipe()
-            with machine.held_back():
-                self.keeper = CONTEXT.Process(target=_keep_stores, args=(theirs,))
+            self.requests, submission = CONTEXT.Pipe()
+            with host_checks.defer_signals():
+                self.keeper = CONTEXT.Process(target=_keep_stores, args=(submission,))
                 self.keeper.start()
-            theirs.close()
+            submission.close()
         self.requests.send(True)
         return self.requests.recv()
 
@@ -830,7 +832,7 @@ class Runner:
         lab: str,
         limit: float = 60.0,
         visible: dict[str, str | None] | None = None,
-        stores: Stores | None = None,
+        stores: RendezvousServer | None = None,
     ):
         """`limit`: the processor seconds that one rank may use for a step at one world size.
 
@@ -838,7 +840,7 @@ class Runner:
         `stores`: those of several runners, which outlive each of them.
         """
         self.lab, self.limit, self.visible = lab, limit, visible or {}
-        self.stores, self.shared = stores or Stores(), stores is not None
+        self.stores, self.shared = stores or RendezvousServer(), stores is not None
 
     def own(self, step: Step) -> float:
         """Processor seconds that one rank may use itself for a step at one world size."""
@@ -846,9 +848,9 @@ class Runner:
         return min(self.limit, max(LEAST_OWN, share * self.limit))
 
     def __enter__(self) -> "Runner":
-        if why := machine.cannot_meet():
+        if why := host_checks.loopback_error():
             sys.exit(why)
-        machine.in_turn()
+        host_checks.use_batch_scheduling()
         if LINUX:
             ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER: orphans come to us
         torch.set_num_threads(1)
@@ -869,13 +871,13 @@ class Runner:
             self.end_all([], spare=self.stores.keeper)
         else:
             self.stores.__exit__()
-        with machine.held_back():  # what is interrupted here would not be tried again
+        with host_checks.defer_signals():  # what is interrupted here would not be tried again
             self.folder.cleanup()
 
     @contextlib.contextmanager
-    def bench(self, step: Trial, path: Path) -> Iterator[Bench]:
+    def bench(self, step: IntegrationStep, path: Path) -> Iterator[Workspace]:
         """A bench for one trial, in a new folder."""
-        yield Bench(self, step, path, self._new_folder())
+        yield Workspace(self, step, path, self._new_folder())
 
     def _new_folder(self) -> Path:
         """A folder for one group or trial; an earlier one may have removed all of them."""
@@ -919,7 +921,7 @@ class Runner:
                 read, write = CONTEXT.Pipe(duplex=False)
                 arguments = (self.lab, step.number, str(path), rank, world, port)
                 arguments += (str(folder), send, write, scene)
-                with machine.held_back():
+                with host_checks.defer_signals():
                     process = CONTEXT.Process(target=_serve, args=arguments)
                     process.start()
                     processes.append(process)
@@ -1112,10 +1114,12 @@ def _first_error(group: Group) -> tuple[int, Rank] | None:
 def _floods(group: Group) -> Wrong | None:
     """What a rank says too much of."""
     for r, rank in enumerate(group.ranks):
-        if rank.events > limits.EVENTS:
+        if rank.events > sandbox.EVENTS:
             return Wrong(f"rank {r} called collectives without end", "endless")
-        if rank.printed > limits.PRINTED:
-            return Wrong(f"rank {r} printed more than {limits.size(limits.PRINTED)}", "output")
+        if rank.printed > sandbox.PRINTED:
+            return Wrong(
+                f"rank {r} printed more than {sandbox.size(sandbox.PRINTED)}", "output"
+            )
     return None
 
 
@@ -1219,7 +1223,7 @@ def judge_ends(group: Group, step: Step) -> None:
         who = _who(step, r)
         kind, text = rank.error.get("kind"), rank.error.get("text", "")
         where = f", line {rank.error['line']}" if rank.error.get("line") else ""
-        refused = [hint for words, hint in limits.REFUSED.items() if words in text]
+        refused = [hint for words, hint in sandbox.REFUSED.items() if words in text]
         if refused:
             raise Wrong(f"{who} failed: {kind}{where}: {text}", refused[0])
         if rank.end == "error" and rank.error["doing"] == "import" and kind != "SystemExit":
@@ -1244,7 +1248,7 @@ def judge_ends(group: Group, step: Step) -> None:
         for pattern, hint in step.crashes.items():
             if re.search(pattern, text):
                 raise Wrong(what, hint)
-        for pattern, hint in limits.CRASHES.items():
+        for pattern, hint in sandbox.CRASHES.items():
             if re.search(pattern, f"{kind}: {text}"):
                 raise Wrong(what, hint)
         if COLLATERAL.search(text):

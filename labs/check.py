@@ -152,7 +152,7 @@ if __name__ == "__main__":
     for file in parser().parse_args().files:
         lab_name(file)
 
-from graders import machine, runner, scores  # noqa: E402
+from graders import host_checks, runner, scores  # noqa
 
 INDENT = " " * 8
 
@@ -167,9 +167,9 @@ def show(label: str, text: str) -> None:
     )  # fmt: skip
 
 
-def ranks(worlds: list[int]) -> str:
+def ranks(world_sizes: list[int]) -> str:
     """Name world sizes: "1, 2 and 3 ranks"."""
-    *most, last = map(str, sorted(worlds))
+    *most, last = map(str, sorted(world_sizes))
     return (
         f"{', '.join(most)} and {last} ranks" if most else f"{last} rank" + "s" * (last != "1")
     )
@@ -182,7 +182,7 @@ class Grading:
         self.path, self.lab, self.machine = path.resolve(), lab, machine
         self.program = self.path.read_bytes()  # as it is graded, for the report
         self.output, self.more = options.output, options.more
-        self.sizes = sorted({world for step in lab.steps for world in step.worlds})
+        self.sizes = sorted({world for step in lab.steps for world in step.world_sizes})
         self.scores: dict[int, dict[str, float]] = {}  # of the steps that passed
         self.counted_at: dict[int, int] = {}  # the number of ranks of these scores
         self.right = False  # all that was asked for passed
@@ -193,7 +193,7 @@ class Grading:
 
         A trial runs what it needs by itself. Of a program of one process, ranks are not said.
         """
-        if isinstance(step, runner.Trial):
+        if isinstance(step, runner.IntegrationStep):
             with self.machine.bench(step, self.path) as bench:
                 right: list[str] = []
                 passed = self.judge(step, step.trial(bench), right, "")
@@ -204,7 +204,7 @@ class Grading:
             return passed is True and self.passed(step, "", right)
         done: list[int] = []
         found: dict[int, dict[str, float]] = {}
-        for world in step.worlds:
+        for world in step.world_sizes:
             group = self.machine.run(step, self.path, world)
             schedule = scores.schedule_of(group)
             if len(schedule) > len(self.schedule):
@@ -256,7 +256,7 @@ class Grading:
 
 
 def grade_file(
-    path: Path, name: str, options: argparse.Namespace, stores: runner.Stores
+    path: Path, name: str, options: argparse.Namespace, stores: runner.RendezvousServer
 ) -> Grading:
     """Grade all steps of a file of this lab, or one step and the steps that it needs."""
     chosen = options.step
@@ -346,7 +346,7 @@ def main() -> None:
     if options.report and len(set(names)) < len(names):
         sys.exit("--report accepts only one program of each lab. Grade the others separately.")
     try:
-        with runner.Stores() as stores:
+        with runner.RendezvousServer() as stores:
             results = [
                 grade_file(path, name, options, stores)
                 for path, name in zip(options.files, names, strict=True)
@@ -354,11 +354,11 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit("Grading was interrupted.")
     except OSError as error:
-        if not machine.is_full(error):
+        if not host_checks.is_full(error):
             raise
         sys.exit(
-            f"{machine.FULL}: check.py cannot write its temporary files. Free some space, or "
-            "set the environment variable TMPDIR to a different folder."
+            f"{host_checks.FULL}: check.py cannot write its temporary files. Free some space, "
+            "or set the environment variable TMPDIR to a different folder."
         )
     right = all(graded.right for graded in results)
     scored = [graded for graded in results if graded.scores]

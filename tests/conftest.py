@@ -25,8 +25,8 @@ import processes
 import pytest
 from processes import HANG, as_in_a_terminal
 
-from book.core.digest import contents
-from book.run.plugin import SESSION, inputs_of, leave_out
+from worldsize.model.fingerprint import contents
+from worldsize.testing.plugin import SESSION, inputs_of, skip_unchanged
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -174,7 +174,7 @@ def pytest_runtest_call(item: pytest.Item):
     served = None if item.user_properties else reads_as_served(item)
     known = "" if session.repeat_all else session.passed.known.get(name, "")
     if served is not None and known and known == as_served(item, known.splitlines()[1:]):
-        leave_out(item)
+        skip_unchanged(item)
         return (yield)
     result = yield
     if isinstance(item, pytest.Function):
@@ -247,7 +247,7 @@ class Book:
         self.root = root
         self.write(
             "pyproject.toml",
-            "[tool.pytest.ini_options]\naddopts = ['-p', 'book.run.plugin', '-p', 'no:codeblocks', '-p', 'no:cacheprovider']\n",
+            "[tool.pytest.ini_options]\naddopts = ['-p', 'worldsize.testing.plugin', '-p', 'no:codeblocks', '-p', 'no:cacheprovider']\n",
         )
         for folder in ("docs", "snippets", "labs"):
             (root / folder).mkdir(exist_ok=True)
@@ -294,9 +294,9 @@ class Book:
         }
         if "-n" not in arguments:
             env["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # half of a small book's time
-        path = filter(None, [str(ROOT), env.get("PYTHONPATH")])
-        how = [] if warm else ["--plain"]
-        words = [*processes.PYTEST, "--color=no", *arguments, *how]
+        path = filter(None, [str(ROOT / "src"), str(ROOT), env.get("PYTHONPATH")])
+        run_options = [] if warm else ["--plain"]
+        words = [*processes.PYTEST, "--color=no", *arguments, *run_options]
         return words, env | {"PYTHONPATH": os.pathsep.join(path)}
 
     def start(self, *arguments: str, warm: bool = False) -> subprocess.Popen:

@@ -18,10 +18,10 @@ from pathlib import Path
 from subprocess import Popen
 from typing import TYPE_CHECKING
 
-from book.run.runner import as_in_a_terminal
+from worldsize.execution.runner import as_in_a_terminal
 
 if TYPE_CHECKING:
-    from book.run.warm import Launcher
+    from worldsize.execution.prefork import Launcher
 
 HANG = 1800.0  # seconds: what has not come to its end by then hangs
 LEAVING = 60.0  # seconds that a process which is on its way out may still be seen

@@ -9,30 +9,30 @@ import pypdf
 import pytest
 from conftest import SITE
 
-from book.core.page import parse
-from book.site import bound
+from worldsize.model.page import parse
+from worldsize.site import ebook_export
 
 INPUTS = SITE
 
 
 @pytest.fixture(scope="module")
-def site(built_site: Path) -> bound.Site:
-    return bound.Site(built_site)
+def site(built_site: Path) -> ebook_export.Site:
+    return ebook_export.Site(built_site)
 
 
 @pytest.fixture(scope="module")
-def chapter(site: bound.Site) -> list[str]:
+def chapter(site: ebook_export.Site) -> list[str]:
     return [page for page in site.pages if "/02_" in page]
 
 
 @pytest.fixture(scope="module")
-def volume(site: bound.Site, chapter: list[str], tmp_path_factory) -> Path:
+def volume(site: ebook_export.Site, chapter: list[str], tmp_path_factory) -> Path:
     to = tmp_path_factory.mktemp("bound") / "two"
-    bound.bind(site, chapter, "Chapter 02", to)
+    ebook_export.bind(site, chapter, "Chapter 02", to)
     return to
 
 
-def count(site: bound.Site, chapter: list[str], pattern: str) -> int:
+def count(site: ebook_export.Site, chapter: list[str], pattern: str) -> int:
     """How often something stands in the prose of a chapter."""
     pages = map(parse, map(site.plain, chapter))
     prose = "\n".join(line for page in pages for _, line in page.prose())
@@ -98,7 +98,7 @@ def test_an_epub_has_all_and_leads_inside(site, chapter, volume: Path) -> None:
 
 
 def test_the_volumes_are_the_book_and_its_tracks(site) -> None:
-    volumes = bound.volumes(site)
+    volumes = ebook_export.volumes(site)
     whole = [page for page in site.pages if "/contributing/" not in page]
     assert len(volumes) == 4 and volumes["world-size"][1] == whole and len(whole) > 80
     assert all(3 < len(pages) <= len(site.pages) for _, pages in volumes.values())

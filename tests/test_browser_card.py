@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from conftest import SITE, open_complete
 
-from book.core.page import read
+from worldsize.model.page import read
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -140,7 +140,7 @@ def test_formats() -> None:
 
 def test_reading_takes_as_long_as_the_list_says() -> None:
     pytest.importorskip("mkdocs")
-    from book.site import references
+    from worldsize.site import references
 
     known = references.load((CARD.parent / "references.yml").read_text("utf-8"))
     minutes = {entry.url: entry.minutes for entry in known.entries}

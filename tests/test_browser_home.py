@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 from conftest import SITE, open_complete
 
-from book.core import BookError
-from book.site.facts import with_counts
+from worldsize.model import BookError
+from worldsize.site.page_stats import with_counts
 
 if TYPE_CHECKING:
     from types import ModuleType

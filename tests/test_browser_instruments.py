@@ -376,8 +376,8 @@ def test_memory_agrees(page: Page, address: str, monkeypatch: pytest.MonkeyPatch
         answers = in_javascript(page, address, "memory", function, some)
         for case, said in zip(some, answers, strict=True):
             shape, layout, sequence, gpu = case
-            typed = plan.Shape(**shape), plan.Layout(**layout), sequence, plan.Gpu(**gpu)
-            assert said == getattr(memory, function)(*typed), case
+            command_line = plan.Shape(**shape), plan.Layout(**layout), sequence, plan.Gpu(**gpu)
+            assert said == getattr(memory, function)(*command_line), case
 
 
 def as_printed(said: dict) -> list[str]:
@@ -438,8 +438,8 @@ def test_plans_agree(
             model = random.choice(["llama-3-8b", "llama-3-70b", "llama-3-405b", "80B"])
             launches.append([target, model, shape, row["layout"], sequence, gpu, row["name"]])
             args = argparse.Namespace(model=model, sequence=sequence)
-            typed = plan.Shape(**shape), plan.Layout(**row["layout"]), plan.Gpu(**gpu)
-            wanted.append(plan.emit(target, args, *typed))
+            command_line = plan.Shape(**shape), plan.Layout(**row["layout"]), plan.Gpu(**gpu)
+            wanted.append(plan.emit(target, args, *command_line))
     assert in_javascript(page, address, "launch", "launch", launches) == wanted
 
 

@@ -19,10 +19,10 @@ INPUTS = SITE
 
 @pytest.fixture(scope="module")
 def folder(built_site: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from book.site import packed
+    from worldsize.site import offline_zip
 
     to = tmp_path_factory.mktemp("packed")
-    packed.pack(built_site, to / "site.zip")
+    offline_zip.pack(built_site, to / "site.zip")
     with zipfile.ZipFile(to / "site.zip") as zipped:
         zipped.extractall(to)
     return to / "world-size"

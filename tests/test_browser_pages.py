@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl, urlsplit
 import pytest
 from conftest import SITE, open_complete
 
-from book.site import tables
+from worldsize.site import tables
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

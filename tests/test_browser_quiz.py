@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from conftest import SITE
 
-from book.site import quiz
+from worldsize.site import quiz
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Locator, Page

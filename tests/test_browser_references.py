@@ -11,7 +11,7 @@ from conftest import SITE
 
 pytest.importorskip("yaml")
 
-from book.site import references
+from worldsize.site import references
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

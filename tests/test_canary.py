@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from conftest import Book
 
-from book.core import ROOT
-from book.run import canary
+from worldsize.model import ROOT
+from worldsize.tools import dependency_canary
 
 INPUTS = ("book",)
 
@@ -46,17 +46,26 @@ def test_a_release_that_says_something_else_is_reported(book: Book, tmp_path: Pa
     (folder,) = own.glob("lib/python*/site-packages")
     with zipfile.ZipFile(wheels / "drifts-1.0-py3-none-any.whl") as wheel:
         wheel.extractall(folder)
-    ours = sysconfig.get_path("purelib")
-    (folder / "ours.pth").write_text(f"import site; site.addsitedir({ours!r})\n")
+    reference = sysconfig.get_path("purelib")
+    (folder / "ours.pth").write_text(f"import site; site.addsitedir({reference!r})\n")
     env = {
         key: value
         for key, value in os.environ.items()
         if not key.startswith(("PIP_", "PYTEST_"))
     }
-    env |= {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(wheels), "PYTHONPATH": str(ROOT)}
+    env |= {
+        "PIP_NO_INDEX": "1",
+        "PIP_FIND_LINKS": str(wheels),
+        "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}",
+    }
 
     def canary(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [str(own / "bin/python"), "-m", "book.run.canary", *arguments]
+        command = [
+            str(own / "bin/python"),
+            "-m",
+            "worldsize.tools.dependency_canary",
+            *arguments,
+        ]
         return subprocess.run(command, cwd=book.root, env=env, capture_output=True, text=True)
 
     done = canary("--report", "drift.md")
@@ -90,6 +99,6 @@ def test_a_run_that_breaks_off_is_not_as_recorded(
     python = tmp_path / "python"
     python.write_text('#!/bin/sh\necho "<testsuites/>" > "${0%/*}/results.xml"\nexit 3\n')
     python.chmod(0o755)
-    monkeypatch.setattr(canary, "over", lambda *_: nullcontext((python, "")))
-    found = canary.hold(tmp_path, {"drifts": "2.0"}, pre=False)
+    monkeypatch.setattr(dependency_canary, "over", lambda *_: nullcontext((python, "")))
+    found = dependency_canary.hold(tmp_path, {"drifts": "2.0"}, pre=False)
     assert found.wrong == {"pytest": "it left with status 3"}

@@ -23,9 +23,9 @@ from types import ModuleType
 import pytest
 from processes import HANG, as_in_a_terminal, carrying, end, left_behind, start, until
 
-from book.run.hold import no_cluster
+from worldsize.testing.program_check import no_cluster
 
-INPUTS = ["book/run", "graders", "labs/cluster.py", "labs/lab09_multi_node.py",
+INPUTS = ["src/worldsize/execution", "src/worldsize/testing", "graders", "labs/cluster.py", "labs/lab09_multi_node.py",
           "labs/check.py", "labs/start.py"]  # fmt: skip
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -94,11 +94,11 @@ class Machine:
     def traces(self) -> tuple[list[str], list[str], list[str]]:
         """Interfaces, mounts and files that a cluster could leave."""
         mounts = Path("/proc/self/mounts").read_text().splitlines()
-        ours = [line for line in mounts if line.startswith("cluster ")]
+        reference = [line for line in mounts if line.startswith("cluster ")]
         links = sorted(os.listdir("/sys/class/net"))
         named = Path("/run/netns")
         links += sorted(path.name for path in named.iterdir()) if named.exists() else []
-        return links, ours, sorted(os.listdir(self.folder / "tmp"))
+        return links, reference, sorted(os.listdir(self.folder / "tmp"))
 
     def assert_nothing_is_left(self) -> None:
         left = left_behind(self.tag)

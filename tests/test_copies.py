@@ -14,10 +14,10 @@ from functools import cache
 from itertools import combinations
 from pathlib import Path
 
-from book.core import page
+from worldsize.model import page
 
 ROOT = Path(__file__).resolve().parent.parent
-INPUTS = ["assessment", "CONTRIBUTING.md", "book/core", "labs", "snippets"]  # fmt: skip
+INPUTS = ["assessment", "CONTRIBUTING.md", "src/worldsize/model", "labs", "snippets"]  # fmt: skip
 ALIKE = 0.8  # two definitions of one name that share more of their tokens were one
 # PROGRAM:NAME of definitions that may be like others or differ in one folder, and why
 DIFFER = {
@@ -207,10 +207,10 @@ def test_no_library_picks_the_device() -> None:
 
 
 def test_a_library_that_picks_the_device_is_found() -> None:
-    ours = (
+    reference = (
         'os.environ["DS_ACCELERATOR"] = "cpu"\nimport deepspeed\nfully_shard(a, mesh=mesh)\n'
         'dist.init_process_group("gloo")\ndist.init_process_group(device_id=device)\n'
     )
-    assert not list(picks_a_device(ours))
-    theirs = "import deepspeed\nfsdp.fully_shard(a)\ndist.init_process_group()\nFSDP(a)\n"
-    assert sorted(picks_a_device(theirs)) == [1, 2, 3, 4]
+    assert not list(picks_a_device(reference))
+    submission = "import deepspeed\nfsdp.fully_shard(a)\ndist.init_process_group()\nFSDP(a)\n"
+    assert sorted(picks_a_device(submission)) == [1, 2, 3, 4]

@@ -387,14 +387,16 @@ def test_report_of_a_machine_whose_fabric_manager_does_not_run(tmp_path: Path) -
     made = Path(library_that_returns(802, tmp_path))
     made.rename(tmp_path / "libcuda.so.1")
     environments = [one | {"LD_LIBRARY_PATH": tmp_path, "DOCTOR_HOST": "a"} for one in ranks(2)]
-    typed = ["python", "-u"]  # a warm process would not look for libraries again
-    ended = start(*environments, command=typed)
+    command_line = ["python", "-u"]  # a warm process would not look for libraries again
+    ended = start(*environments, command=command_line)
     assert only_fault(ended[0]) == (
         "ranks 0 and 1 (a): CUDA's driver does not start: error 802, system not yet "
         "initialized."
     )
     assert silent(ended[1])
-    (ended,) = start(environments[0] | {"WORLD_SIZE": 1}, options="--device cpu", command=typed)
+    (ended,) = start(
+        environments[0] | {"WORLD_SIZE": 1}, options="--device cpu", command=command_line
+    )
     assert ended.status == 0, ended
 
 

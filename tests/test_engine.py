@@ -21,10 +21,11 @@ import pytest
 from conftest import RECORDED, Book, Report
 from processes import HANG, carrying, left_behind, until
 
-from book.core import ROOT
-from book.core.program import Program
-from book.core.transcript import Transcript
-from book.run import hold, runner
+from worldsize.execution import runner
+from worldsize.model import ROOT
+from worldsize.model.program import Program
+from worldsize.model.transcript import Transcript
+from worldsize.testing import program_check
 
 INPUTS = ["book"]
 ORPHAN = f"orphan-mark-{os.getpid()}"  # another worker may run the broken book as well
@@ -514,7 +515,7 @@ pathlib.Path(str(rank)).touch(); dist.barrier()
         import sys
         sys.path.append({str(Path(__file__).parent)!r})
         import processes
-        from book.run import runner
+        from worldsize.execution import runner
 
         run, until = runner.run, runner._until
 
@@ -562,7 +563,7 @@ def test_an_interruption_waits_until_what_is_started_is_known(book: Book) -> Non
         "conftest.py",
         """
         import os, signal, time
-        from book.run import runner
+        from worldsize.execution import runner
 
         start = runner._as_typed
 
@@ -1023,7 +1024,7 @@ def test_options_do_what_one_expects(book: Book) -> None:
 
 
 def test_a_page_shows_why_a_block_is_not_run_and_where_an_output_is_from(book: Book) -> None:
-    from book.site.embedded import render
+    from worldsize.site.embeds import render
 
     book.program("p", "def f():\n    return 1\n\n\nprint(f())\n", "$ python p.py\n1\n")
     page = (
@@ -1060,7 +1061,12 @@ def test_a_program_has_what_it_imports_and_the_tables_that_they_read(book: Book)
     book.write("snippets/t/between.py", "from reads import N\n")
     book.program("uses", "from between import N\nprint(N)\n", "$ python uses.py\n5\n")
     program = Program(book.root, book.root / "snippets/t/uses.py")
-    assert [*hold.sources(program)] == ["uses.py", "between.py", "reads.py", "n.toml"]
+    assert [*program_check.required_files(program)] == [
+        "uses.py",
+        "between.py",
+        "reads.py",
+        "n.toml",
+    ]
     report = book.pytest("snippets/t/uses.py", "-k", "cpu")
     assert list(report.outcomes.values()) == ["passed"], report.text
 
@@ -1124,13 +1130,15 @@ def test_a_program_is_skipped_on_a_processor_without_its_instructions(
     monkeypatch.delenv("ATEN_CPU_CAPABILITY", raising=False)
     old = book.write("old", "processor\t: 0\nflags\t\t: fpu sse2\n")
     new = book.write("new", f"processor\t: 0\nflags\t\t: fpu sse2 {flag}\n")
-    has = hold.has_instructions
+    has = program_check.has_instructions
     assert has(flag, new) and has(flag, book.root / "none") and not has(flag, old)
     program = Program(book.root, book.write("snippets/t/p.py", code + "\n"))
-    typed = Transcript.parse("$ python p.py\n")
+    command_line = Transcript.parse("$ python p.py\n")
     for cpuinfo in (old, new):
-        monkeypatch.setattr(hold, "has_instructions", lambda flag, at=cpuinfo: has(flag, at))
-        why = hold.missing_tool(program, typed)
+        monkeypatch.setattr(
+            program_check, "has_instructions", lambda flag, at=cpuinfo: has(flag, at)
+        )
+        why = program_check.missing_tool(program, command_line)
         assert why is None if cpuinfo == new else named in why
 
 
@@ -1140,21 +1148,21 @@ def test_a_program_without_slurm_ray_libaio_or_tensorflow_is_skipped_with_the_re
 
     monkeypatch.setattr(shutil, "which", lambda name, path=None: None)
     slurm = Program(book.root, book.write("labs/launch/slurm/rehearse.py", "import os\n"))
-    typed = Transcript.parse("$ python slurm/rehearse.py sinfo\n")
-    assert "slurm-wlm" in hold.missing_tool(slurm, typed)
-    monkeypatch.setattr(hold.importlib.util, "find_spec", lambda name: None)
+    command_line = Transcript.parse("$ python slurm/rehearse.py sinfo\n")
+    assert "slurm-wlm" in program_check.missing_tool(slurm, command_line)
+    monkeypatch.setattr(program_check.importlib.util, "find_spec", lambda name: None)
     for name in ("ray", "tensorflow"):
         program = Program(book.root, book.write("labs/launch/t.py", f"import {name}\n"))
-        said = hold.missing_tool(program, Transcript.parse("$ python t.py\n"))
+        said = program_check.missing_tool(program, Transcript.parse("$ python t.py\n"))
         assert f"pip install -r requirements/{name}.txt" in said
     nvme = Program(book.root, book.write("snippets/t/nvme.py", "AsyncIOBuilder().load()\n"))
-    typed = Transcript.parse("$ python nvme.py\n")
-    assert "DS_BUILD_AIO=1" in hold.missing_tool(nvme, typed)
+    command_line = Transcript.parse("$ python nvme.py\n")
+    assert "DS_BUILD_AIO=1" in program_check.missing_tool(nvme, command_line)
     origin = SimpleNamespace(origin=str(book.write("deepspeed/__init__.py", "")))
-    monkeypatch.setattr(hold.importlib.util, "find_spec", lambda name: origin)
-    assert "DS_BUILD_AIO=1" in hold.missing_tool(nvme, typed)
+    monkeypatch.setattr(program_check.importlib.util, "find_spec", lambda name: origin)
+    assert "DS_BUILD_AIO=1" in program_check.missing_tool(nvme, command_line)
     book.write("deepspeed/ops/aio/async_io_op.so", "")
-    assert hold.missing_tool(nvme, typed) is None
+    assert program_check.missing_tool(nvme, command_line) is None
 
 
 def test_a_script_takes_along_what_it_starts_and_may_need_engines(
@@ -1163,18 +1171,18 @@ def test_a_script_takes_along_what_it_starts_and_may_need_engines(
     book.write("snippets/load.py", "print()\n")
     text = 'vllm=$(dirname "$(command -v vllm)")\npython load.py "$vllm/python -m vllm"\n'
     script = Program(book.root, book.write("snippets/engines.sh", text))
-    assert [each.path.name for each in script.companions()] == ["load.py"]
-    typed = Transcript.parse("$ bash engines.sh\n")
+    assert [each.path.name for each in script.dependencies()] == ["load.py"]
+    command_line = Transcript.parse("$ bash engines.sh\n")
     for lacking in ("vllm", "uvicorn"):
         monkeypatch.setattr(
             shutil, "which", lambda name, lacking=lacking: lacking != name or None
         )
         monkeypatch.setattr(
-            hold.importlib.util,
+            program_check.importlib.util,
             "find_spec",
             lambda name, lacking=lacking: lacking != name or None,
         )
-        assert "requirements/engines.txt" in hold.missing_tool(script, typed)
+        assert "requirements/engines.txt" in program_check.missing_tool(script, command_line)
 
 
 def test_no_module_of_the_engine_needs_the_site_to_run_programs() -> None:
@@ -1182,11 +1190,20 @@ def test_no_module_of_the_engine_needs_the_site_to_run_programs() -> None:
 
     anywhere = sys.stdlib_module_names | {"pytest", "torch"}
     allowed = {
-        "book/core": {"book.core"},
-        "book/run": {"book.core", "book.run", "graders.machine"},
-        "graders/machine.py": set(),
+        "src/worldsize/model": {"worldsize.model"},
+        "src/worldsize/execution": {
+            "worldsize.model",
+            "worldsize.execution",
+            "graders.host_checks",
+        },
+        "src/worldsize/testing": {
+            "worldsize.model",
+            "worldsize.execution",
+            "worldsize.testing",
+        },
+        "graders/host_checks.py": set(),
     }
-    for place, ours in allowed.items():
+    for place, reference in allowed.items():
         for path in sorted((ROOT / place).glob("*.py")) or [ROOT / place]:
             for node in ast.parse(path.read_text()).body:
                 if isinstance(node, ast.Import):
@@ -1196,7 +1213,7 @@ def test_no_module_of_the_engine_needs_the_site_to_run_programs() -> None:
                 else:
                     continue
                 for module in modules:
-                    known = ".".join(module.split(".")[:2]) in ours
+                    known = ".".join(module.split(".")[:2]) in reference
                     assert known or module.split(".")[0] in anywhere, (path, module)
 
 
@@ -1245,9 +1262,9 @@ class Gpu:
 
     def start(self, *arguments: str) -> subprocess.Popen:
         return subprocess.Popen(
-            [sys.executable, "-m", "book.run.gpu", *arguments],
+            [sys.executable, "-m", "worldsize.tools.record_gpu", *arguments],
             cwd=self.book.root,
-            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            env=os.environ | {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -1439,7 +1456,7 @@ def test_what_each_part_took_is_said_whatever_else_happens(book: Book) -> None:
     book.write(
         "conftest.py",
         """
-        from book.run import plugin
+        from worldsize.testing import plugin
 
         plugin.WORTH_A_LOOK = 0.0
         counted = iter([10.0, 17.0, 2.0, 5.0])

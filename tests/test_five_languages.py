@@ -7,10 +7,15 @@ import re
 import pytest
 from conftest import ROOT
 
-from book.core.program import Program, Transcript
-from book.run import hold
+from worldsize.model.program import Program, Transcript
+from worldsize.testing import program_check
 
-INPUTS = ["snippets/06_gpu_computing", "snippets/gpu.toml", "requirements", "book/run/hold.py"]
+INPUTS = [
+    "snippets/06_gpu_computing",
+    "snippets/gpu.toml",
+    "requirements",
+    "src/worldsize/testing/program_check.py",
+]
 FOLDER = ROOT / "snippets/06_gpu_computing"
 LANGUAGES = "triton", "gluon", "cute", "cutile", "helion", "tilelang"
 
@@ -25,9 +30,11 @@ def constants(text: str, names: dict[str, str]) -> dict[str, list[float]]:
 
 
 def test_the_program_in_c_states_the_problem_of_the_others() -> None:
-    ours = (FOLDER / "softmax_problem.py").read_text("utf-8")
+    reference = (FOLDER / "softmax_problem.py").read_text("utf-8")
     cuda = (FOLDER / "softmax_cuda.cu").read_text("utf-8")
-    python = constants(ours, {name: name for name in ("OFFSETS", "WIDTHS", "LARGE", "BOUND")})
+    python = constants(
+        reference, {name: name for name in ("OFFSETS", "WIDTHS", "LARGE", "BOUND")}
+    )
     names = {"OFFSETS": "OFFSETS", "WIDTHS": "WIDTHS", "LARGE": "LARGE_ROWS", "BOUND": "BOUND"}
     in_c = constants(cuda, names)
     assert re.search(r"LARGE_ROWS = (\d+), LARGE_COLUMNS = (\d+);", cuda)
@@ -36,7 +43,7 @@ def test_the_program_in_c_states_the_problem_of_the_others() -> None:
     assert python["LARGE"] == in_c["LARGE"]
     assert python["BOUND"][0] == in_c["BOUND"][0]
     wave = "8 * std::sin(0.7 * i)", "8 * np.sin(0.7 * np.arange(columns))"
-    assert wave[0] in cuda and wave[1] in ours
+    assert wave[0] in cuda and wave[1] in reference
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
@@ -56,11 +63,11 @@ def test_a_program_takes_rows_reference_and_bound_from_one_place(language: str) 
 def test_without_a_package_its_program_is_skipped_and_the_reason_names_the_file(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(hold.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(program_check.importlib.util, "find_spec", lambda name: None)
     for language in ("cute", "cutile", "helion", "tilelang"):
         path = FOLDER / f"softmax_{language}.py"
-        typed = Transcript.parse(f"$ python {path.name}\n")
-        why = hold.missing_tool(Program(ROOT, path), typed)
+        command_line = Transcript.parse(f"$ python {path.name}\n")
+        why = program_check.missing_tool(Program(ROOT, path), command_line)
         file = f"requirements/{language}.txt"
         assert f"pip install -r {file}" in why
         assert f"pip install -r {file}" in path.read_text("utf-8")  # the program says so, too
@@ -71,5 +78,5 @@ def test_without_a_package_its_program_is_skipped_and_the_reason_names_the_file(
     def around(name: str) -> None:
         raise ModuleNotFoundError(name)
 
-    monkeypatch.setattr(hold.importlib.util, "find_spec", around)
-    assert not hold.is_installed("cuda.tile")  # where no package `cuda` is either
+    monkeypatch.setattr(program_check.importlib.util, "find_spec", around)
+    assert not program_check.is_installed("cuda.tile")  # where no package `cuda` is either

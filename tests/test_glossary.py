@@ -13,10 +13,10 @@ pytest.importorskip("mkdocs")
 
 import markdown
 
-from book.core import page
-from book.site import glossary
-from book.site.glossary import entries
-from book.site.hooks import BookMarkdown
+from worldsize.model import page
+from worldsize.site import glossary
+from worldsize.site.glossary import entries
+from worldsize.site.hooks import BookMarkdown
 
 INPUTS = ["book", "docs", "tests/field_terms.txt"]
 ROOT = Path(__file__).resolve().parent.parent

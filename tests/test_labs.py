@@ -35,13 +35,13 @@ from grading import (
 from processes import HANG
 from wrong import Answer, Body, Stale, Table, edited
 
-from book.core.program import Program
-from book.run import runner
-from book.run.plugin import SESSION
-from graders import limits, machine
+from graders import host_checks, sandbox
+from worldsize.execution import runner
+from worldsize.model.program import Program
+from worldsize.testing.plugin import SESSION
 
 INPUTS = [
-    "assessment", "book/core", "book/run", "graders", "labs", "tests/grading.py", "tests/wrong",
+    "assessment", "src/worldsize/model", "src/worldsize/execution", "src/worldsize/testing", "graders", "labs", "tests/grading.py", "tests/wrong",
 ]  # fmt: skip
 
 REFERENCES = {path.name[:5]: path for path in sorted(LABS.glob("lab??_*.py"))}
@@ -117,7 +117,7 @@ def graded_on_its_page(lab: str) -> bool:
     command = f"python labs/check.py labs/{REFERENCES[lab].name}"
     program = Program(ROOT, REFERENCES[lab])
     found = (each.commands for each in program.transcripts().values())
-    return any(each.typed == command for commands in found for each in commands)
+    return any(each.command_line == command for commands in found for each in commands)
 
 
 @pytest.mark.parametrize("lab", [lab for lab in REFERENCES if not graded_on_its_page(lab)])
@@ -451,8 +451,7 @@ GREEDY = {
         "not_reduced",
     ),
     "patches the finding": (
-        "import graders.runner, graders.tools\n"
-        "graders.runner.Wrong = graders.tools.Wrong = None",
+        "import graders.runner, graders.dsl\ngraders.runner.Wrong = graders.dsl.Wrong = None",
         "killed",
     ),
     "writes half an event": (
@@ -508,14 +507,14 @@ def test_check_and_machine_survive_a_function_that(what: str, greedy: dict[str, 
 def test_limits_count_what_is_taken(tmp_path: Path) -> None:
     for name in "abc":
         (tmp_path / name).touch()
-    assert limits._written_to(tmp_path) == 3 << 16
-    assert limits._within("/book/labs", "/book") and limits._within("/book", "/book")
-    assert not limits._within("/bookshelf", "/book")
+    assert sandbox._written_to(tmp_path) == 3 << 16
+    assert sandbox._within("/book/labs", "/book") and sandbox._within("/book", "/book")
+    assert not sandbox._within("/bookshelf", "/book")
     if sys.platform == "linux":
-        before = limits._memory_of(os.getpid(), "status", b"Rss")
+        before = sandbox._memory_of(os.getpid(), "status", b"Rss")
         with mmap.mmap(-1, 64 << 20) as shared:
             shared.write(bytes(64 << 20))
-            assert limits._memory_of(os.getpid(), "status", b"Rss") > before + (32 << 20)
+            assert sandbox._memory_of(os.getpid(), "status", b"Rss") > before + (32 << 20)
 
 
 @pytest.mark.parametrize("held_up", range(2))
@@ -526,15 +525,15 @@ def test_lab01_hears_a_rank_that_the_machine_holds_up(
     lab01 = grading.grader("lab01_multi_gpu_setup")
     for name in ("LONG", "SHORT"):
         monkeypatch.setattr(lab01, name, timedelta(microseconds=1))
-    theirs = ModuleType("theirs")
+    submission = ModuleType("theirs")
 
     def exchange(store, call, mine, rank, *rest):
         if rank == held_up:
             threading.Event().wait(0.01)
         return lab01.LAB.finished.exchange_metadata(store, call, mine, rank, *rest)
 
-    theirs.exchange_metadata = exchange
-    assert len(list(lab01.compare(theirs, 3))) == 1
+    submission.exchange_metadata = exchange
+    assert len(list(lab01.compare(submission, 3))) == 1
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody is seen asleep")
@@ -595,21 +594,21 @@ def test_collectives_are_compared_within_each_group() -> None:
 
 
 def test_a_step_borrows_what_it_does_not_grade() -> None:
-    tools = importlib.import_module("graders.tools")
+    tools = importlib.import_module("graders.dsl")
     modules = [ModuleType("lab") for _ in range(2)]
     for number, module in enumerate(modules):
         text = f"def {{}}({{}}): return {number}\n".format
         methods = "".join(f"    {text(name, 'self')}" for name in ("mine", "other"))
         code = f"{text('mine', '')}{text('other', '')}class Kind:\n{methods}"
         exec(code, vars(module))
-    ours, theirs = modules
-    tools.keep_only(theirs, ours, "mine", "Kind.mine")
-    kind = theirs.Kind()
-    assert (theirs.mine(), theirs.other(), kind.mine(), kind.other()) == (1, 0, 1, 0)
+    reference, submission = modules
+    tools.keep_only(submission, reference, "mine", "Kind.mine")
+    kind = submission.Kind()
+    assert (submission.mine(), submission.other(), kind.mine(), kind.other()) == (1, 0, 1, 0)
 
 
 def test_tensors_of_other_shapes_are_not_the_same() -> None:
-    torch, tools = map(importlib.import_module, ("torch", "graders.tools"))
+    torch, tools = map(importlib.import_module, ("torch", "graders.dsl"))
     assert tools.same(torch.ones(2, 3), torch.ones(2, 3))
     assert not tools.same(torch.ones(3), torch.ones(2, 3))
     assert not tools.same(torch.ones(1), torch.ones(()))
@@ -899,7 +898,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
          "Grading was interrupted."),
         # not one byte is free anywhere
         ("tempfile._candidate_tempdir_list = list",
-         f"{machine.FULL}: check.py cannot write its temporary files. Free some space, or set the "
+         f"{host_checks.FULL}: check.py cannot write its temporary files. Free some space, or set the "
          "environment variable TMPDIR to a different folder."),
     ],
     ids=["an interrupt while ranks are forked", "no folder for temporary files"],

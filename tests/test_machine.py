@@ -15,9 +15,9 @@ import pytest
 from conftest import Book
 from processes import HANG, left_behind, until
 
-from book.run import runner
-from graders import machine
+from graders import host_checks
 from graders import runner as grading
+from worldsize.execution import runner
 
 INPUTS = ["book", "graders", "labs", "Makefile", "tests/conftest.py"]
 ROOT = Path(__file__).resolve().parent.parent
@@ -44,7 +44,7 @@ def elsewhere(spaces: str, script: str, folder: Path, **variables: str) -> tuple
     done = subprocess.run(
         [*tool, "bash", "-euc", script],
         cwd=folder,
-        env=kept | {"PYTHONPATH": str(ROOT)} | variables,
+        env=kept | {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"} | variables,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         encoding="utf-8",
@@ -61,7 +61,7 @@ def test_without_loopback_one_sentence_says_so(book: Book) -> None:
 
 
 def test_a_host_name_that_leads_nowhere_is_not_given_to_ranks(tmp_path: Path) -> None:
-    code = "from book.run import runner; from pathlib import Path; "
+    code = "from worldsize.execution import runner; from pathlib import Path; "
     code += "print(runner.environment(Path('x/y'), 'cpu').get('PET_LOCAL_ADDR'))"
     script = "hostname no-such-name.invalid; "
     status, said = elsewhere("--uts", f'{script} "{sys.executable}" -c "{code}"', tmp_path)
@@ -90,7 +90,7 @@ def test_a_full_disk_is_named(book: Book) -> None:
     small.mkdir()
     script = f"mount -t tmpfs -o size=64k none '{small}'; {PYTEST} -k cpu"
     status, said = elsewhere("--mount", script, book.root, TMPDIR=str(small))
-    assert status != 0 and f"{machine.FULL}: make room" in said, said
+    assert status != 0 and f"{host_checks.FULL}: make room" in said, said
     assert "Traceback" not in said, said
 
 
@@ -141,7 +141,7 @@ def test_a_session_and_what_it_starts_drive_nobody_from_a_core(book: Book, monke
     mine = os.sched_getscheduler(0)  # what is started inherits it
     os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
     recorded = book.pytest("--record", "--device", "cpu", "snippets")
-    machine.in_turn()
+    host_checks.use_batch_scheduling()
     assert mine == os.sched_getscheduler(0) == os.SCHED_BATCH
     assert book.read("snippets/t/how.cpu.txt").endswith(f"\n{os.SCHED_OTHER}\n"), recorded
 
@@ -153,9 +153,9 @@ def test_a_copy_that_did_not_fit_is_not_left(tmp_path: Path) -> None:
     script += f"{start} && exit 9; test ! -e my_labs/lab02_ddp.py"
     status, said = elsewhere("--mount", f"cd '{tmp_path}'; {script}", tmp_path)
     assert status == 0, said
-    assert f"start.py cannot write my_labs/lab02_ddp.py: {machine.FULL}. Make sure" in said, (
-        said
-    )
+    assert (
+        f"start.py cannot write my_labs/lab02_ddp.py: {host_checks.FULL}. Make sure" in said
+    ), said
 
 
 def test_a_book_that_can_only_be_read_passes(tmp_path: Path) -> None:
@@ -186,7 +186,8 @@ def test_a_terminated_session_leaves_nothing(
     process = subprocess.Popen(
         [*PYTEST.replace("'", "").split(), *(["-n", str(workers)] if workers else [])],
         cwd=book.root,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(folder)},
+        env=os.environ
+        | {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", "TMPDIR": str(folder)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, Book
 
-from book.core import BookError
-from book.core.program import LAUNCH, Program, programs
-from book.core.transcript import same_line
-from book.run import mutants
-from book.run.plugin import MODULES
+from worldsize.model import BookError
+from worldsize.model.program import LAUNCH, Program, programs
+from worldsize.model.transcript import same_line
+from worldsize.testing import mutation
+from worldsize.testing.plugin import MODULES
 
 INPUTS = ["book"]
 LISTED = pytest.mark.inputs(
@@ -31,9 +31,9 @@ OF_MODULES = [path for path in LISTS if path.stem in MODULES]
 @pytest.mark.parametrize("path", OF_MODULES, ids=lambda path: path.stem)
 def test_written_mutants_of_modules_apply(path) -> None:
     """Each file that is listed is there, names its tests, and each change leaves a program."""
-    for name, listed in mutants.read_list(path, path.stat().st_mtime_ns).items():
+    for name, listed in mutation.read_list(path, path.stat().st_mtime_ns).items():
         assert name.startswith(f"{path.stem}/") and listed["tests"].startswith("tests/test_")
-        for mutant, tests in mutants.of_module(ROOT / name, ROOT, "written"):
+        for mutant, tests in mutation.of_module(ROOT / name, ROOT, "written"):
             ast.parse(mutant.source)
             assert tests.startswith("tests/test_")
 
@@ -42,22 +42,22 @@ def test_written_mutants_of_modules_apply(path) -> None:
 @pytest.mark.parametrize("path", sorted({*LISTS} - {*OF_MODULES}), ids=lambda path: path.stem)
 def test_written_mutants_apply(path) -> None:
     """Each program is one of this list's chapter, and each change leaves a program."""
-    listed = mutants.read_list(path, path.stat().st_mtime_ns)
+    listed = mutation.read_list(path, path.stat().st_mtime_ns)
     own = {
-        each.name: each for each in PROGRAMS if mutants.list_of(each.path, each.root) == path
+        each.name: each for each in PROGRAMS if mutation.list_of(each.path, each.root) == path
     }
     assert set(listed) <= set(own), f"no such program: {sorted(set(listed) - set(own))}"
     few = {name for name, each in own.items() if len(listed.get(name, {})) < LEAST}
     assert not few, f"fewer than {LEAST} mutants: {sorted(few)}"
     for name in listed:
-        for mutant in mutants.of(own[name], "written"):
+        for mutant in mutation.of(own[name], "written"):
             if name.endswith(".py"):
                 ast.parse(mutant.source)
 
 
 @LISTED
 def test_every_chapter_has_a_list() -> None:
-    assert {mutants.list_of(each.path, each.root) for each in PROGRAMS} == {*LISTS} - {
+    assert {mutation.list_of(each.path, each.root) for each in PROGRAMS} == {*LISTS} - {
         *OF_MODULES
     }
 
@@ -66,7 +66,7 @@ def test_a_mutant_that_no_longer_applies_is_named(book: Book) -> None:
     path = book.program("add", "print(1 + 1)\n", "$ python add.py\n2\n")
     book.write("tests/mutants/t.toml", f'["{path}"]\n"gone" = ["2 + 2", "5"]\n')
     with pytest.raises(BookError, match=r"tests/mutants/t\.toml:1: .*'gone': occurs 0 times"):
-        mutants.of(Program(book.root, book.root / path), "written")
+        mutation.of(Program(book.root, book.root / path), "written")
 
 
 def test_what_survives_fails_and_is_counted(book: Book) -> None:
@@ -87,7 +87,9 @@ def test_what_survives_fails_and_is_counted(book: Book) -> None:
         """
     book.write("tests/mutants/t.toml", f'["{path}"]\n{book_text(changes)}')
     report = book.pytest("--mutants", "written", path)
-    found = {name.rpartition("::")[2]: how for name, how in report.outcomes.items()}
+    found = {
+        name.rpartition("::")[2]: run_options for name, run_options in report.outcomes.items()
+    }
     assert found == {
         "half of it is all of it": "passed",
         "double is added": "passed",
@@ -118,9 +120,9 @@ def test_a_module_is_held_by_its_tests(book: Book) -> None:
         """
     book.write("tests/mutants/graders.toml", book_text(changes))
     path, said = book.root / "graders" / "sums.py", {}
-    for mutant, tests in mutants.of_module(path, book.root, "written"):
+    for mutant, tests in mutation.of_module(path, book.root, "written"):
         try:
-            mutants.check_module(path, book.root, mutant, tests)
+            mutation.check_module(path, book.root, mutant, tests)
         except BookError as error:
             said[mutant.what] = str(error)
     assert said == {
@@ -146,7 +148,7 @@ def mean(values, n):
 
 
 def test_made_mutants_are_wrong_in_one_place_and_always_the_same() -> None:
-    found = mutants.made(SOURCE, 99)
+    found = mutation.made(SOURCE, 99)
     assert {mutant.change for mutant in found} == {
         "- n == len(values)\n+ n != len(values)",
         "- values.sum(0) / n\n+ values.sum(0) * n",
@@ -158,25 +160,27 @@ def test_made_mutants_are_wrong_in_one_place_and_always_the_same() -> None:
     }
     for mutant in found:
         ast.parse(mutant.source)
-        ours, theirs = SOURCE.splitlines(), mutant.source.splitlines()
+        reference, submission = SOURCE.splitlines(), mutant.source.splitlines()
         differ = [
-            n for n, pair in enumerate(zip(ours, theirs, strict=True), 1) if len({*pair}) > 1
+            n
+            for n, pair in enumerate(zip(reference, submission, strict=True), 1)
+            if len({*pair}) > 1
         ]
         assert differ == [mutant.line]
-    assert mutants.made(SOURCE, 2) == mutants.made(SOURCE, 99)[:2] == mutants.made(SOURCE, 2)
+    assert mutation.made(SOURCE, 2) == mutation.made(SOURCE, 99)[:2] == mutation.made(SOURCE, 2)
 
 
 def test_a_made_one_that_is_written_down_is_not_made(book: Book) -> None:
     path = book.program("half", "print(1 + 10 // 2)\n", "$ python half.py\n6\n")
     program = Program(book.root, book.root / path)
-    assert [mutant.change for mutant in mutants.of(program, "made")] == [
+    assert [mutant.change for mutant in mutation.of(program, "made")] == [
         "- 1 + 10 // 2\n+ 1 - 10 // 2",
         "- 10 // 2\n+ 10 * 2",
     ]
     book.write("tests/mutants/t.toml", f'["{path}"]\n"twice" = ["10 // 2", "10 * 2", "why"]\n')
-    changes = [mutant.change for mutant in mutants.of(program, "made")]
+    changes = [mutant.change for mutant in mutation.of(program, "made")]
     assert changes == ["- 1 + 10 // 2\n+ 1 - 10 // 2"]
-    assert len(mutants.of(program, "all")) == 2
+    assert len(mutation.of(program, "all")) == 2
 
 
 @pytest.mark.parametrize(
@@ -205,21 +209,21 @@ def test_a_made_one_that_is_written_down_is_not_made(book: Book) -> None:
     ],
 )
 def test_a_measured_number_is_held_as_closely_as_its_program_allows(
-    steady, recorded, printed, same
+    deterministic, recorded, printed, same
 ) -> None:
-    assert same_line(recorded, printed, steady) is same
-    assert same_line(printed, recorded, steady) is same
+    assert same_line(recorded, printed, deterministic) is same
+    assert same_line(printed, recorded, deterministic) is same
 
 
 def test_a_program_that_reads_a_clock_is_not_steady(tmp_path: Path) -> None:
-    for source, steady in (
+    for source, deterministic in (
         ("# one at a time.\n", True),
         ("time.perf_counter()", False),
     ):
         path = tmp_path / "snippets" / "it.py"
         path.parent.mkdir(exist_ok=True)
         path.write_text(source, "utf-8")
-        assert Program(tmp_path, path).steady is steady
+        assert Program(tmp_path, path).deterministic is deterministic
 
 
 @pytest.mark.parametrize("clock", ["", "import time\ntime.perf_counter()\n"], ids=["no", "a"])

@@ -10,11 +10,11 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from book.core import ROOT
-from book.core.program import Program, programs
-from book.core.transcript import difference, output_lines
-from book.run import runner
-from book.site import labs, notebooks
+from worldsize.execution import runner
+from worldsize.model import ROOT
+from worldsize.model.program import Program, programs
+from worldsize.model.transcript import difference, output_lines
+from worldsize.site import labs, notebooks
 
 INPUTS = ("snippets", "labs", "graders", "assessment", "requirements")
 WRITES = "%%writefile "
@@ -45,12 +45,12 @@ def test_a_notebook_writes_what_the_program_needs_and_types_its_commands() -> No
         program = Program(ROOT, ROOT / name)
         if name.startswith("labs/"):
             continue
-        needs = [program, *program.companions("cpu")]
+        needs = [program, *program.dependencies("cpu")]
         paths = [*(each.path for each in needs), *program.data("cpu")]
         assert written(notebook) == {each.name: each.read_text("utf-8") for each in paths}
-        typed = [cell.source for cell in notebook.cells if "outputs" in cell]
+        command_line = [cell.source for cell in notebook.cells if "outputs" in cell]
         for command in program.transcript("cpu").commands:
-            assert any(source.endswith(command.typed) for source in typed), name
+            assert any(source.endswith(command.command_line) for source in command_line), name
 
 
 def test_a_lab_is_the_copy_with_blanks() -> None:
@@ -81,9 +81,11 @@ def test_a_notebook_prints_what_the_book_shows(name: str, tmp_path: Path) -> Non
         assert "step 1: " in printed[-1], printed
         return
     commands = program.transcript("cpu").commands
-    at = next(n for n, cell in enumerate(run.cells) if cell.source == f"!{commands[0].typed}")
+    at = next(
+        n for n, cell in enumerate(run.cells) if cell.source == f"!{commands[0].command_line}"
+    )
     for command, text in zip(commands, printed[at:], strict=False):
-        wrong = difference(command.output, output_lines(text), program.steady)
+        wrong = difference(command.output, output_lines(text), program.deterministic)
         assert not [line for line in wrong if line.startswith("- ")], text
     if program.figure.exists():
         assert "image/svg+xml" in run.cells[-1].outputs[0].data

@@ -11,13 +11,15 @@ import pytest
 from conftest import RECORDED, Book
 from processes import HANG, LAUNCHER
 
-from book.core import BookError, digest, page, write_whole
-from book.core.page import Embed, resolve
-from book.core.program import Program, gpu_kind, is_program, is_stray, recorded_on
-from book.core.transcript import Clocks, Transcript, difference, output_lines, same_line
-from book.run import changed, clocks, fences, hold, mutants, plugin, runner, warm
-from book.run.passed import Passed
-from book.site import template
+from worldsize.execution import gpu_clocks, prefork, runner
+from worldsize.model import BookError, atomic_write, fingerprint, page
+from worldsize.model.page import Embed, resolve
+from worldsize.model.program import Program, gpu_kind, is_orphan, is_program, recorded_on
+from worldsize.model.transcript import Clocks, Transcript, difference, output_lines, same_line
+from worldsize.site import template
+from worldsize.testing import code_blocks, mutation, plugin, program_check
+from worldsize.testing.result_cache import ResultCache
+from worldsize.tools import transcript_diff
 
 INPUTS = ["book"]
 
@@ -30,11 +32,11 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     path.write_text("old")
     folder.mkdir()
     with path.open() as reader:
-        write_whole(path, "new", 0o755)
+        atomic_write(path, "new", 0o755)
         assert (reader.read(), path.read_text()) == ("old", "new")
     assert path.stat().st_mode & 0o777 == 0o755
     with pytest.raises(OSError):
-        write_whole(folder, "new")
+        atomic_write(folder, "new")
     assert sorted(each.name for each in tmp_path.iterdir()) == ["file", "folder"]
 
 
@@ -42,7 +44,7 @@ def test_whatever_an_outcome_depends_on_changes_the_digest(tmp_path: Path, monke
     seen = set()
 
     def changed(*parts: str | Path) -> bool:
-        seen.add(digest.digest(tmp_path, *parts))
+        seen.add(fingerprint.digest(tmp_path, *parts))
         return len(seen) == len({*names})
 
     names = ["first"]
@@ -63,18 +65,18 @@ def test_whatever_an_outcome_depends_on_changes_the_digest(tmp_path: Path, monke
     changed("ab", "c")
     assert changed("a", "bc")
     monkeypatch.setattr(sys, "version", "another")
-    digest._surroundings.cache_clear()
+    fingerprint._surroundings.cache_clear()
     names.append("another Python")
     assert changed("a", "bc")
     monkeypatch.undo()
-    digest._surroundings.cache_clear()
+    fingerprint._surroundings.cache_clear()
 
 
 def test_what_passed_is_noted_beside_what_other_runs_noted(tmp_path: Path, monkeypatch) -> None:
-    one, other = Passed(tmp_path), Passed(tmp_path)
+    one, other = ResultCache(tmp_path), ResultCache(tmp_path)
     one.add({"a": "1", "b": "1"})
     other.add({"c": "1", "b": None})
-    assert Passed(tmp_path).known == {"a": "1", "c": "1"}
+    assert ResultCache(tmp_path).known == {"a": "1", "c": "1"}
     (tmp_path / ".gitignore").write_text(".cache/\n")
     tools = tmp_path / ".cache/bin"
     tools.mkdir()
@@ -92,7 +94,7 @@ def test_a_transcript_says_again_what_was_read() -> None:
     text = RECORDED + "$ python a.py \\\n    --more\na path C:\\\nnext\n[exit status 3]\n$ ls\n"
     read = Transcript.parse(text)
     assert read.text() == text
-    assert [(each.typed, each.output, each.status) for each in read.commands] == [
+    assert [(each.command_line, each.output, each.status) for each in read.commands] == [
         ("python a.py \\\n    --more", ["a path C:\\", "next"], 3),
         ("ls", [], 0),
     ]
@@ -105,8 +107,8 @@ def test_an_output_is_held_as_closely_as_its_numbers_allow() -> None:
     assert same_line("loss 0.50001", "loss 0.50002")
     assert not same_line("loss 0.5000", "loss 0.5021")
     assert not same_line("9 ranks", "8 ranks")
-    for steady in (False, True):
-        assert bool(difference(["≈2.0 s"], ["≈20.0 s"], steady)) is steady
+    for deterministic in (False, True):
+        assert bool(difference(["≈2.0 s"], ["≈20.0 s"], deterministic)) is deterministic
 
 
 # --- pages -----------------------------------------------------------------------------------
@@ -174,18 +176,18 @@ def test_a_program_is_known_by_where_it_lies_and_what_it_uses(book: Book) -> Non
     book.program("waits", "print(1)\n", "$ python waits.py\n$ python beside.py\n")
     path = book.write("snippets/t/beside.py", "import time\n\n\ntime.sleep(1)\n")
     waits = Program(book.root, book.root / "snippets/t/waits.py")
-    assert [each.path.name for each in waits.companions()] == ["beside.py"]
-    assert not waits.steady
+    assert [each.path.name for each in waits.dependencies()] == ["beside.py"]
+    assert not waits.deterministic
     path.write_text("def f():\n    import triton\n")
-    assert waits.steady and Program(book.root, path).imports("triton") == ["triton"]
+    assert waits.deterministic and Program(book.root, path).imports("triton") == ["triton"]
     link = book.root / "labs/lab.py"
     link.symlink_to(path)
     assert is_program(path, book.root) and not is_program(link, book.root)
-    assert is_stray(book.write("snippets/t/gone.svg", "<svg/>"), book.root)
-    assert not is_stray(book.write("snippets/t/waits.svg", "<svg/>"), book.root)
+    assert is_orphan(book.write("snippets/t/gone.svg", "<svg/>"), book.root)
+    assert not is_orphan(book.write("snippets/t/waits.svg", "<svg/>"), book.root)
     for name in ("waits.rtx-4090.txt", "waits.a100.svg", "waits.cuda.txt"):
-        assert not is_stray(book.write(f"snippets/t/{name}", "<svg/>"), book.root)
-    assert is_stray(book.write("snippets/t/gone.a100.txt", ""), book.root)
+        assert not is_orphan(book.write(f"snippets/t/{name}", "<svg/>"), book.root)
+    assert is_orphan(book.write("snippets/t/gone.a100.txt", ""), book.root)
     assert waits.devices == ["cpu", "cuda", "rtx-4090"]
     assert recorded_on(Path("waits.rtx-4090.txt")) == "rtx-4090"
 
@@ -216,7 +218,7 @@ def test_a_program_is_known_by_where_it_lies_and_what_it_uses(book: Book) -> Non
 def test_what_starts_warm_needs_no_shell_but_to_filter(
     command: str, program: str, takes: bool
 ) -> None:
-    launcher = warm.Launcher()
+    launcher = prefork.Launcher()
     assert launcher.takes(command, program) is takes
     if program.endswith("first.py"):
         assert launcher.takes(command, program, 1)
@@ -227,14 +229,14 @@ def test_what_starts_warm_needs_no_shell_but_to_filter(
     [(None, 0), (0, 0), (3, 3), ("needs 2 ranks", 1)],
 )
 def test_warm_a_program_leaves_with_its_status(code: object, status: int, capsys) -> None:
-    assert warm._status_of(lambda: sys.exit(code)) == status
-    assert warm._status_of(lambda: 1 / 0) == 1
+    assert prefork._status_of(lambda: sys.exit(code)) == status
+    assert prefork._status_of(lambda: 1 / 0) == 1
     assert "ZeroDivisionError" in capsys.readouterr().err
 
 
-@pytest.mark.skipif(not warm.shares_headers(), reason="not Linux, or no openssl")
+@pytest.mark.skipif(not prefork.shares_headers(), reason="not Linux, or no openssl")
 def test_what_compiles_warm_shares_its_headers() -> None:
-    launcher = LAUNCHER[0] or warm.Launcher()
+    launcher = LAUNCHER[0] or prefork.Launcher()
     with runner.empty_folder() as folder:
         (folder / "a.py").write_text(
             "import os; from torch._inductor import codecache as c, config\n"
@@ -256,8 +258,8 @@ def test_a_run_has_the_variables_of_a_reader(tmp_path: Path, monkeypatch) -> Non
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux tells who is whose child")
 def test_what_left_its_session_is_found_and_what_was_cut_says_so(monkeypatch) -> None:
-    monkeypatch.setattr(runner, "GRACE", 0.2)
-    monkeypatch.setattr(runner, "LONGEST_OUTPUT", 5)
+    monkeypatch.setattr(runner, "IDLE_TIMEOUT", 0.2)
+    monkeypatch.setattr(runner, "MAX_OUTPUT_BYTES", 5)
     with runner.empty_folder() as folder:
         command = "setsid -f sleep 3599 > /dev/null 2>&1; echo a long line"
         result = runner.run(command, folder, limit=600)
@@ -294,9 +296,13 @@ def test_a_failure_is_told_by_the_rank_that_failed_first() -> None:
 # --- what holds a program --------------------------------------------------------------------
 
 
-def held(book: Book, name: str, code: str, transcript: str, **how: object) -> hold.Outcome:
+def held(
+    book: Book, name: str, code: str, transcript: str, **run_options: object
+) -> program_check.CheckResult:
     path = book.root / book.program(name, code, transcript)
-    return hold.check(Program(book.root, path), "cpu", hold.How(**how))
+    return program_check.check(
+        Program(book.root, path), "cpu", program_check.RunOptions(**run_options)
+    )
 
 
 def test_a_number_of_a_steady_program_is_held_more_closely(book: Book) -> None:
@@ -317,7 +323,9 @@ def test_no_output_has_the_path_of_its_folder(book: Book) -> None:
 def test_recording_writes_down_what_was_only_typed(book: Book) -> None:
     path = book.program("typed", "print(1)\n", "$ python typed.py\n1\n")
     transcript = book.write("snippets/t/typed.cpu.txt", "$ python typed.py\n1\n")
-    outcome = hold.check(Program(book.root, book.root / path), "cpu", hold.How(record=True))
+    outcome = program_check.check(
+        Program(book.root, book.root / path), "cpu", program_check.RunOptions(record=True)
+    )
     assert outcome.recorded and transcript.read_text().startswith("# recorded ")
 
 
@@ -334,7 +342,7 @@ def test_a_refusal_is_one_sentence_and_a_status(book: Book, code: str, fine: boo
     path = book.write("snippets/t/gpu.py", code + "\n")
     book.write("snippets/t/gpu.cuda.txt", RECORDED + "$ python gpu.py\n")
     try:
-        hold.check_refusal(Program(book.root, path), hold.How())
+        program_check.check_refusal(Program(book.root, path), program_check.RunOptions())
     except BookError:
         assert not fine
     else:
@@ -346,7 +354,7 @@ def test_a_page_shows_a_program_its_output_and_its_figure(book: Book) -> None:
 
     def why() -> str:
         try:
-            hold.check_shown(program, page.embedded_files(book.root))
+            program_check.check_shown(program, page.embedded_files(book.root))
         except BookError as error:
             return str(error)
         return ""
@@ -356,12 +364,12 @@ def test_a_page_shows_a_program_its_output_and_its_figure(book: Book) -> None:
     assert why() == "snippets/t/p.py:1: it draws snippets/t/p.svg, which no page shows"
     book.write("docs/p.md", '```python\n--8<-- "snippets/t/p.py"\n```\n![](snippets/t/p.svg)\n')
     assert why().startswith("docs/p.md:2: the page embeds snippets/t/p.py but no page")
-    assert program.figure in hold.inputs(program, "cpu")
+    assert program.figure in program_check.inputs(program, "cpu")
 
 
 def test_gpus_and_ranks_are_those_of_all_commands() -> None:
     text = "$ torchrun --nproc-per-node=2 a.py\n$ torchrun --nproc-per-node=4 a.py\n[exit status 1]\n"
-    assert hold.gpus_needed(Transcript.parse(text)) == 4
+    assert program_check.gpus_needed(Transcript.parse(text)) == 4
 
 
 def test_what_a_gpu_runs_is_what_is_listed(book: Book) -> None:
@@ -380,9 +388,9 @@ def test_what_a_gpu_runs_is_what_is_listed(book: Book) -> None:
         "$ nvcc add.cu -o add\n$ ./add\n$ ./add beside.cu\n[exit status 1]\n"
     )
     book.write("snippets/t/beside.cu", "")
-    assert [each.path.name for each in add.companions()] == ["beside.cu"]
-    assert str(listed.split()[-1]) not in hold.inputs(add, "cpu")
-    assert any("$ ./add" in str(each) for each in hold.inputs(add, "cuda"))
+    assert [each.path.name for each in add.dependencies()] == ["beside.cu"]
+    assert str(listed.split()[-1]) not in program_check.inputs(add, "cpu")
+    assert any("$ ./add" in str(each) for each in program_check.inputs(add, "cuda"))
 
 
 @pytest.mark.parametrize(
@@ -406,26 +414,30 @@ SVG = '<svg xmlns="http://www.w3.org/2000/svg" xmlns:x="http://www.w3.org/1999/x
 def test_a_figure_asks_nobody_and_keeps_the_ends_of_its_lines() -> None:
     for name in ("href", "x:href"):
         with pytest.raises(BookError, match=r"it refers to https://a\.example"):
-            hold.read_figure(SVG.format(f'<image {name}="https://a.example/x.png"/>'))
-    assert hold.read_figure(SVG.format('<use href="#a"/><text>s</text><text>3</text>'))[0] == [
-        "s"
-    ]
+            program_check.read_figure(SVG.format(f'<image {name}="https://a.example/x.png"/>'))
+    assert program_check.read_figure(
+        SVG.format('<use href="#a"/><text>s</text><text>3</text>')
+    )[0] == ["s"]
     line = [0, 0, 10, 40, 20, 90]
-    assert hold._farthest([line], [[0, 0, 20, 90]]) == 0  # a point between is left out
-    assert hold._farthest([line], [[0, 0, 20, 50]]) == 40
-    assert hold._farthest([line], [[30, 0, 20, 90]]) == 20
-    assert hold._farthest([line], []) == hold._farthest([line], [[]]) == float("inf")
+    assert program_check._farthest([line], [[0, 0, 20, 90]]) == 0  # a point between is left out
+    assert program_check._farthest([line], [[0, 0, 20, 50]]) == 40
+    assert program_check._farthest([line], [[30, 0, 20, 90]]) == 20
+    assert (
+        program_check._farthest([line], [])
+        == program_check._farthest([line], [[]])
+        == float("inf")
+    )
 
 
 # --- blocks of a page ------------------------------------------------------------------------
 
 
-def faults(book: Book, text: str, **how: object) -> list[str]:
+def faults(book: Book, text: str, **run_options: object) -> list[str]:
     """What is wrong with the blocks of a page."""
     path, found = book.write("docs/p.md", text), []
-    for block in fences.extract(path, book.root):
+    for block in code_blocks.extract(path, book.root):
         try:
-            fences.check(block, hold.How(**how))
+            code_blocks.check(block, program_check.RunOptions(**run_options))
         except BookError as error:
             found.append(str(error).splitlines()[0])
     return found
@@ -461,15 +473,17 @@ def test_an_output_is_written_under_its_own_block(book: Book) -> None:
     below = "\n<!--pytest-codeblocks:expected-output-->\n\n```text\nold\n```\n\n"
     text = f"```python\nprint('one')\n```\n{below}```python\nprint('two')\n```\n{below}"
     path = book.write("docs/p.md", text)
-    first, second = fences.extract(path, book.root)
+    first, second = code_blocks.extract(path, book.root)
     assert repr(first.expected.lines) in first.inputs()  # another output is to be held anew
-    fences.check(second, hold.How(record=True))
+    code_blocks.check(second, program_check.RunOptions(record=True))
     assert page.read(path).fences[3].lines == ("two",) and "```text\nold\n" in path.read_text()
 
 
 def test_a_config_of_deepspeed_is_known_by_its_keys(book: Book, monkeypatch) -> None:
     asked = []
-    monkeypatch.setattr(fences, "_hold_to_deepspeed", lambda block, value: asked.append(value))
+    monkeypatch.setattr(
+        code_blocks, "_hold_to_deepspeed", lambda block, value: asked.append(value)
+    )
     faults(book, '```json\n{"zero_optimization": {}}\n```\n\n```json\n{"a": 1}\n```\n')
     assert asked == [{"zero_optimization": {}}]
 
@@ -486,8 +500,8 @@ def test_another_engine_holds_everything_anew(book: Book) -> None:
         "conftest.py",
         f"""
         import os, pathlib
-        from book.run import passed
-        passed.ENGINE = (pathlib.Path({str(engine)!r}),)
+        from worldsize.testing import result_cache
+        result_cache.ENGINE = (pathlib.Path({str(engine)!r}),)
         if os.path.exists("ci"):
             os.environ["CI"] = "true"
         """,
@@ -517,14 +531,14 @@ def test_a_file_that_changes_meanwhile_is_not_what_passed(book: Book) -> None:
 
 def test_a_mutant_is_one_place_behind_any_letters(book: Book) -> None:
     source = 'x = "Ψ≈", 3 - 1\n'
-    (made,) = mutants.made(source)
+    (made,) = mutation.made(source)
     assert made.source == 'x = "Ψ≈", (3 + 1)\n'
     path = book.program("add", "print(1 + 1, 1 + 1)\n", "$ python add.py\n2 2\n")
     book.write("tests/mutants/t.toml", f'["{path}"]\n"twice" = ["1 + 1", "1 - 1"]\n')
     program = Program(book.root, book.root / path)
     with pytest.raises(BookError, match="occurs 2 times"):
-        mutants.of(program, "written")
-    mutant = mutants.Mutant("what", 1, "change", "print(3)\n")
+        mutation.of(program, "written")
+    mutant = mutation.Mutant("what", 1, "change", "print(3)\n")
     assert mutant.source in plugin._mutant_inputs(program, mutant)
 
 
@@ -532,18 +546,21 @@ def test_a_mutant_is_one_place_behind_any_letters(book: Book) -> None:
 
 
 def test_outputs_that_changed_stand_beside_those_before(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(changed, "ROOT", tmp_path)
+    monkeypatch.setattr(transcript_diff, "ROOT", tmp_path)
     transcript = tmp_path / "snippets/a.cpu.txt"
     transcript.parent.mkdir()
     for output in ("1.25 and ≈3 s", "1.25 and ≈4 s", "1.5 and ≈4 s"):
         transcript.write_text(f"$ python a.py\n{output}\n$ python a.py --again\nas ever\n")
         for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "x"]):
-            changed.git("-c", "user.name=a", "-c", "user.email=a@b", *words)
+            transcript_diff.git("-c", "user.name=a", "-c", "user.email=a@b", *words)
     diff = "  $ python a.py\n- 1.25 and ≈4 s\n+ 1.5 and ≈4 s\n"
-    assert changed.changed("HEAD~", "HEAD") == f"## snippets/a.cpu.txt\n\n```diff\n{diff}```"
-    assert changed.changed("HEAD~2", "HEAD~") == ""
+    assert (
+        transcript_diff.changed("HEAD~", "HEAD")
+        == f"## snippets/a.cpu.txt\n\n```diff\n{diff}```"
+    )
+    assert transcript_diff.changed("HEAD~2", "HEAD~") == ""
     with pytest.raises(BookError, match="nowhere"):
-        changed.changed("nowhere", "HEAD")
+        transcript_diff.changed("nowhere", "HEAD")
 
 
 # --- the clock of a GPU ----------------------------------------------------------------------
@@ -598,7 +615,7 @@ class FakeNvml:
 
 def test_the_clock_of_a_gpu_is_recorded_while_it_is_busy() -> None:
     nvml = FakeNvml((345, 1), (900, 0), (1980, 0), (1410, 4), (1500, 64 | 1024))
-    with clocks.Recorder(nvml, pause=0.001) as recorder:
+    with gpu_clocks.Recorder(nvml, pause=0.001) as recorder:
         assert nvml.sampled.wait(30)
         nvml.sampled.clear()
         assert nvml.sampled.wait(30)  # the last reading was sampled, too
@@ -610,10 +627,10 @@ def test_the_clock_of_a_gpu_is_recorded_while_it_is_busy() -> None:
 
 def test_no_clock_is_recorded_of_an_idle_gpu_or_without_a_driver() -> None:
     idle = FakeNvml((345, 1))
-    with clocks.Recorder(idle, pause=0.001) as recorder:
+    with gpu_clocks.Recorder(idle, pause=0.001) as recorder:
         assert idle.sampled.wait(30)
     assert recorder.result() is None
-    with clocks.Recorder(FakeNvml(), pause=0.001) as recorder:
+    with gpu_clocks.Recorder(FakeNvml(), pause=0.001) as recorder:
         pass
     assert recorder.result() is None
 
@@ -662,12 +679,12 @@ def test_numbers_of_a_gpu_without_a_clock_are_recorded_again(
     book.program("p", "print(1)\n", "$ python p.py\n1\n")
     book.write("snippets/gpu.toml", '"snippets/t/p.py" = "$ python p.py"\n')
     transcript = book.write("snippets/t/p.cuda.txt", f"{ON_A_GPU}\n$ python p.py\n1\n")
-    monkeypatch.setattr(clocks.Recorder, "result", lambda self: Clocks(1410, 1980, 1980))
+    monkeypatch.setattr(gpu_clocks.Recorder, "result", lambda self: Clocks(1410, 1980, 1980))
     monkeypatch.setattr(runner, "describe_device", lambda device: "1 × NVIDIA H200")
 
-    def check(**how: bool) -> hold.Outcome:
+    def check(**run_options: bool) -> program_check.CheckResult:
         program = Program(book.root, book.root / "snippets/t/p.py")
-        return hold.check(program, "cuda", hold.How(**how))
+        return program_check.check(program, "cuda", program_check.RunOptions(**run_options))
 
     assert not check().recorded  # a test never writes
     assert check(record=True).recorded

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from processes import HANG
 
-from book.core import page
-from book.core.program import Program, is_program, on_gpus, programs
-from book.core.transcript import Transcript, same_line
+from worldsize.model import page
+from worldsize.model.program import Program, is_program, on_gpus, programs
+from worldsize.model.transcript import Transcript, same_line
 
 yaml = pytest.importorskip("yaml")
 
@@ -32,7 +32,7 @@ REFERENCE = sorted((ROOT / "docs/contributing").glob("*.md"))
 MAKEFILE = (ROOT / "Makefile").read_text("utf-8")
 TARGETS = set(re.findall(r"^([a-z]+):", MAKEFILE, re.M))
 VARIABLES = {"PYTHON", *re.findall(r"^([A-Z_]+) \?=", MAKEFILE, re.M)}
-OPTIONS = (ROOT / "book/run/plugin.py").read_text("utf-8")
+OPTIONS = (ROOT / "src/worldsize/testing/plugin.py").read_text("utf-8")
 
 
 def workflow(name: str) -> dict:
@@ -122,7 +122,9 @@ def test_documented_options_are_pytests() -> None:
     options = re.findall(r"^\| `(--[a-z-]+)", table, re.M)
     assert len(options) >= 4
     unknown = [option for option in options if f'"{option}"' not in OPTIONS]
-    assert not unknown, f"docs/contributing/testing.md: book/run/plugin.py has no {unknown}"
+    assert not unknown, (
+        f"docs/contributing/testing.md: src/worldsize/testing/plugin.py has no {unknown}"
+    )
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -152,7 +154,8 @@ def test_commands_of_the_readme_are_recorded() -> None:
         path = re.search(r"\S+\.py", line)[0]
         program = "labs/lab02_ddp.py" if path.startswith(("labs/", "my_labs/")) else path
         commands = {
-            each.typed for each in Program(ROOT, ROOT / program).transcript("cpu").commands
+            each.command_line
+            for each in Program(ROOT, ROOT / program).transcript("cpu").commands
         }
         assert line.replace(path, Path(path).name) in commands or line in commands, line
 
@@ -251,8 +254,11 @@ def test_workflows_run_what_a_reader_runs() -> None:
     jobs = workflow("test.yml")["jobs"]
     matrix = jobs["test"]["strategy"]["matrix"]
     assert matrix.keys() == {"python", "shard", "include"}
-    how = {"3.11": "--plain", "3.12": "--every-answer"}  # all as typed; every wrong answer
-    assert {each["python"]: each["how"] for each in matrix["include"]} == how
+    run_options = {
+        "3.11": "--plain",
+        "3.12": "--every-answer",
+    }  # all as typed; every wrong answer
+    assert {each["python"]: each["how"] for each in matrix["include"]} == run_options
     assert matrix["shard"] == [1, 2, 3, 4]
     runs = next(step for step in jobs["test"]["steps"] if "make test" in step.get("run", ""))
     shard = "--shard ${{ matrix.shard }}/4 ${{ matrix.how }} --junitxml="
@@ -291,7 +297,9 @@ def test_each_program_that_needs_a_gpu_has_commands_for_one() -> None:
         assert len(TAKES_GPUS.findall(commands)) == commands.count("$ "), name
         shown = program.on_gpu.text()
         assert program.path.name in shown and "cuda_on_cpu" not in shown, name
-        nvcc = [each for each in program.on_gpu.commands if each.typed.startswith("nvcc ")]
+        nvcc = [
+            each for each in program.on_gpu.commands if each.command_line.startswith("nvcc ")
+        ]
         assert len(nvcc) == (program.path.suffix == ".cu"), name
     for program in programs(ROOT):
         refuses = NEEDS_A_GPU.search(program.path.read_text("utf-8"))
@@ -384,11 +392,13 @@ def test_worked_example_of_contributing(tmp_path: Path) -> None:
     (title, shown), *_ = blocks(text, "console")
     recorded = Transcript.parse((tmp_path / title).read_text("utf-8"))
     printed = Transcript.parse(shown)
-    assert recorded.commands[0].typed == printed.commands[0].typed
-    for ours, theirs in zip(
+    assert recorded.commands[0].command_line == printed.commands[0].command_line
+    for reference, submission in zip(
         printed.commands[0].output, recorded.commands[0].output, strict=True
     ):
-        assert same_line(ours, theirs), f"CONTRIBUTING.md shows {ours!r}, it prints {theirs!r}"
+        assert same_line(reference, submission), (
+            f"CONTRIBUTING.md shows {reference!r}, it prints {submission!r}"
+        )
 
     messages = [body for _, body in blocks(text, "text")]
     status, said = run(f"make test WHAT={what}")

@@ -25,10 +25,10 @@ pytest.importorskip("mkdocs")
 
 import markdown
 
-from book.site import quiz
-from book.site.data import DataError
-from book.site.hooks import BookMarkdown
-from book.site.quiz import Question
+from worldsize.site import quiz
+from worldsize.site.hooks import BookMarkdown
+from worldsize.site.quiz import Question
+from worldsize.site.yaml_schema import DataError
 
 ROOT = Path(__file__).resolve().parent.parent
 INPUTS = ["book", "docs", "snippets"]

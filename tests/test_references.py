@@ -10,10 +10,10 @@ import yaml
 
 pytest.importorskip("mkdocs")
 
-from book.core.page import read
-from book.site import references
-from book.site.data import DataError
-from book.site.hooks import BookMarkdown
+from worldsize.model.page import read
+from worldsize.site import references
+from worldsize.site.hooks import BookMarkdown
+from worldsize.site.yaml_schema import DataError
 
 ROOT = Path(__file__).resolve().parent.parent
 INPUTS = ["book", "docs", "labs"]

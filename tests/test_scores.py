@@ -10,10 +10,10 @@ from types import SimpleNamespace
 import pytest
 from grading import LABS, ROOT, check, run
 
-from book.site import scores as table
 from graders import runner, scores
+from worldsize.site import scores as table
 
-INPUTS = ["assessment", "book/site", "graders", "labs", "tests/grading.py"]
+INPUTS = ["assessment", "src/worldsize/site", "graders", "labs", "tests/grading.py"]
 
 REPORTS = sorted((ROOT / "assessment/scores").glob("*.toml"))
 ASSIGNMENT = (ROOT / "assessment/assignment3_graphs.py").read_text()
@@ -52,12 +52,12 @@ def finished() -> Scores:
 def wrong_in(path: Path, folder: Path) -> str:
     """Grade a report again, in a folder; what is not as it says, or nothing."""
     report = tomllib.loads(path.read_text())
-    theirs = {name: lab for name, lab in report.items() if "program" in lab}
-    for name, lab in theirs.items():
+    submission = {name: lab for name, lab in report.items() if "program" in lab}
+    for name, lab in submission.items():
         (folder / f"{name}.py").write_text(lab["program"])
     found = finished()
-    if theirs:
-        done = check(*(f"{name}.py" for name in theirs), cwd=folder)
+    if submission:
+        done = check(*(f"{name}.py" for name in submission), cwd=folder)
         if done.returncode:
             return done.stdout + done.stderr
         found |= printed(done.stdout)
@@ -134,7 +134,7 @@ def test_table_has_who_does_it_for_less(tmp_path: Path) -> None:
     *_, first, second = table.show(["lab"], tmp_path).split("\n")[:4]
     assert first == "| 1 | messages | 12 | 3 by ann, eve |"
     assert second == "| 1 | bytes sent | 4,000 | — |"
-    with pytest.raises(table.Fault, match="has no other"):
+    with pytest.raises(table.SchemaError, match="has no other"):
         table.show(["other"], tmp_path)
 
 

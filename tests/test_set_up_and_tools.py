@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from book.core.page import expanded, read
+from worldsize.model.page import expanded, read
 
 INPUTS = [
     "docs/11_tools.md",

@@ -38,10 +38,20 @@ from processes import HANG
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import PythonLexer
 
-from book.core.page import parse, read, resolve
-from book.site import bound, glossary, kept, labs, mathematics, packed, plain, template, theme
-from book.site.data import DataError
-from book.site.hooks import BookMarkdown
+from worldsize.model.page import parse, read, resolve
+from worldsize.site import (
+    ebook_export,
+    glossary,
+    html_postprocess,
+    labs,
+    llms_markdown,
+    math_svg,
+    offline_zip,
+    page_cache,
+    template,
+)
+from worldsize.site.hooks import BookMarkdown
+from worldsize.site.yaml_schema import DataError
 
 ROOT = Path(__file__).resolve().parent.parent
 INPUTS = [".github", "CITATION.cff", "pyproject.toml", *SITE]
@@ -369,9 +379,9 @@ def astray(site: Site, base: str, link: str) -> str:
     path = unquote(whole.removeprefix(HOST).split("#")[0].split("?")[0])
     file = site.folder / path
     if path.startswith("book/"):  # what `make book` adds
-        there = file.stem in bound.volumes(bound.Site(site.folder))
+        there = file.stem in ebook_export.volumes(ebook_export.Site(site.folder))
         volume = there and file.suffix in (".pdf", ".epub")
-        return "" if volume or path == packed.FILE else f"{link} is no volume"
+        return "" if volume or path == offline_zip.FILE else f"{link} is no volume"
     if not (file / "index.html" if file.is_dir() else file).exists():
         return f"{link} is not there"
     if to.fragment and unquote(to.fragment) not in site.pages[path].ids:
@@ -419,7 +429,7 @@ def test_beside_each_page_lies_all_of_it_as_markdown(site: Site) -> None:
             if flat(unescape(re.sub("<[^>]*>", "", code))) not in text:
                 yield f"without {code[:60]!r}"
         for number, line in here.prose():
-            line = plain.CODE.sub("", line)
+            line = llms_markdown.CODE.sub("", line)
             if found := NOT_PLAIN.search(line):
                 yield f"index.md:{number}: {found[0]}"
             for link in re.findall(r"\]\(([^)\s]*)", line):
@@ -507,7 +517,7 @@ def test_a_link_in_the_head_of_a_table_is_told_by_more_than_its_colour() -> None
 
 
 def test_headings_have_the_anchors_that_the_book_counts_on(site: Site) -> None:
-    """`book.core.page` names the place of each heading as the site does."""
+    """`worldsize.model.page` names the place of each heading as the site does."""
     faults = []
     for path in sorted((ROOT / "docs").rglob("*.md")):
         url = path.relative_to(ROOT / "docs").with_suffix("").as_posix()
@@ -675,7 +685,7 @@ def test_a_template_is_named_where_it_is_wrong_and_read_again_once_changed(
 
 
 def test_a_formula_is_drawn_for_eye_and_ear() -> None:
-    html = mathematics.draw(r"\frac{2(n-1)}{n} S")
+    html = math_svg.draw(r"\frac{2(n-1)}{n} S")
     svg, math = html.split("</svg>")
     assert 'aria-hidden="true"' in svg and "vertical-align:-" in svg and "em" in svg
     assert "id=" not in svg and "color" not in svg
@@ -702,19 +712,19 @@ def test_a_glyph_is_drawn_once_on_a_page_and_before_it_is_used() -> None:
 def test_a_formula_has_its_own_height_only_where_a_line_of_text_has_less(
     tex: str, own: bool
 ) -> None:
-    svg = mathematics.draw(tex).split("</svg>")[0]
+    svg = math_svg.draw(tex).split("</svg>")[0]
     assert ("height:" in svg) == ("vertical-align:" in svg) == own
     assert "fill=" not in svg
-    above, height = mathematics.ABOVE, mathematics.ABOVE + mathematics.BELOW
+    above, height = math_svg.ABOVE, math_svg.ABOVE + math_svg.BELOW
     assert own or re.search(rf'viewBox="\d+ -{above} \d+ {height}"', svg)
     css = (ROOT / "docs/assets/book.css").read_text("utf-8")
     rule = re.search(r"\n\.formula svg \{(.*?)\}", css, re.DOTALL)[1]
-    assert f"height: {height / mathematics.UNITS:g}em;" in rule
-    assert f"vertical-align: -{mathematics.BELOW / mathematics.UNITS:g}em;" in rule
+    assert f"height: {height / math_svg.UNITS:g}em;" in rule
+    assert f"vertical-align: -{math_svg.BELOW / math_svg.UNITS:g}em;" in rule
 
 
 def test_a_formula_may_have_two_lines() -> None:
-    one, two = (mathematics.draw(tex, display=True) for tex in ("a", r"a \\ a"))
+    one, two = (math_svg.draw(tex, display=True) for tex in ("a", r"a \\ a"))
     assert one.count("<use ") == 1 and two.count("<use ") == 2
     one, two = (float(re.search(r"height:([\d.]+)em", each)[1]) for each in (one, two))
     assert two > 2 * one
@@ -743,8 +753,8 @@ def test_formulas_stand_where_they_were_written() -> None:
     ],
 )
 def test_a_wrong_formula_stops_the_build(tex: str, why: str) -> None:
-    with pytest.raises(mathematics.FormulaError) as caught:
-        mathematics.draw(tex)
+    with pytest.raises(math_svg.FormulaError) as caught:
+        math_svg.draw(tex)
     assert why in str(caught.value) and tex in str(caught.value)
 
 
@@ -759,12 +769,12 @@ def test_what_stops_the_build_names_its_page(tmp_path: Path, wrong: str, said: s
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs/index.md").write_text(f"# A page\n\n{wrong}\n", "utf-8")
     (tmp_path / "mkdocs.yml").write_text(
-        f"site_name: x\nhooks: [{ROOT}/book/site/hooks.py]\n", "utf-8"
+        f"site_name: x\nhooks: [{ROOT}/src/worldsize/site/hooks.py]\n", "utf-8"
     )
     build = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict"],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"},
         capture_output=True,
         text=True,
         timeout=HANG,
@@ -778,7 +788,7 @@ def test_what_stops_the_build_names_its_page(tmp_path: Path, wrong: str, said: s
 def small(tmp_path: Path):
     """A book of three pages in a folder; call it to build it, and get the first as published."""
     for name, text in {
-        "mkdocs.yml": f"site_name: x\nhooks: [{ROOT}/book/site/hooks.py]\n",
+        "mkdocs.yml": f"site_name: x\nhooks: [{ROOT}/src/worldsize/site/hooks.py]\n",
         "docs/glossary.md": '# Terms\n\n<div class="glossary" markdown>\n\nrank\n:   A number.\n\n</div>\n',
         "docs/index.md": '# A page\n\nA rank. $x^2$ [Terms](glossary.md#terms)\n\n```python\n--8<-- "a.py"\n```\n',
         "docs/more.md": "# More\n",
@@ -797,14 +807,14 @@ def small(tmp_path: Path):
 
 
 def when_kept(book: Path) -> dict[str, int]:
-    return {each.name: each.stat().st_mtime_ns for each in (book / kept.FOLDER).iterdir()}
+    return {each.name: each.stat().st_mtime_ns for each in (book / page_cache.FOLDER).iterdir()}
 
 
 def test_what_was_kept_of_a_page_is_what_a_build_would_make(small) -> None:
     cold = small()
     made = when_kept(small.folder)
     assert len(made) == 2 * 4 and small() == cold and when_kept(small.folder) == made
-    for each in (small.folder / kept.FOLDER).iterdir():
+    for each in (small.folder / page_cache.FOLDER).iterdir():
         each.write_bytes(each.read_bytes()[:50])  # as when a disk was full
     assert small() == cold
 
@@ -867,7 +877,7 @@ def test_what_changed_is_made_anew(
 
 
 SHOWN = {  # one of each that a page can show
-    "mkdocs.yml": f"site_name: x\nhooks: [{ROOT}/book/site/hooks.py]\nplugins: []\n",
+    "mkdocs.yml": f"site_name: x\nhooks: [{ROOT}/src/worldsize/site/hooks.py]\nplugins: []\n",
     "snippets/t/p.py": '"""It says one."""\n\n\ndef f():\n    print(1)\n',
     "snippets/t/p.cpu.txt": f"{RECORDED}$ python p.py\n1\n$ python q.py\n2\n",
     "snippets/t/r.py": "print(3)\n",
@@ -930,8 +940,8 @@ def test_what_is_built_again_is_what_a_first_build_makes(
 ) -> None:
     """In one process, as `make serve` does, after each change that a page must show."""
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "0")  # in the front page and the site map
-    book, templates = small.folder, small.folder / "book/site/templates"
-    shutil.copytree(ROOT / "book/site/templates", templates)
+    book, templates = small.folder, small.folder / "src/worldsize/site/templates"
+    shutil.copytree(ROOT / "src/worldsize/site/templates", templates)
     monkeypatch.setattr(template.TEMPLATES, "loader", jinja2.FileSystemLoader(templates))
     for name, text in SHOWN.items():
         (book / name).parent.mkdir(parents=True, exist_ok=True)
@@ -950,8 +960,12 @@ def test_what_is_built_again_is_what_a_first_build_makes(
         ("docs/glossary.md", "A number.", "Another number."),
         ("docs/references.yml", "title: A", "title: Another"),
         ("docs/tracks/t.yml", "do a", "do b"),
-        ("book/site/templates/program/page.md.jinja", "What it prints", "What it says"),
-        ("book/site/templates/transcript.md.jinja", "Needs", "It needs"),
+        (
+            "src/worldsize/site/templates/program/page.md.jinja",
+            "What it prints",
+            "What it says",
+        ),
+        ("src/worldsize/site/templates/transcript.md.jinja", "Needs", "It needs"),
         ("mkdocs.yml", "plugins", "nav: [more.md, index.md]\nplugins"),
     ]:
         text = (book / name).read_text("utf-8") if was else ""
@@ -1000,7 +1014,7 @@ def test_a_page_of_a_file_that_changed_meanwhile_is_not_kept(
         render(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(kept.Keeper, "ahead", lambda *_: None)
+        patch.setattr(page_cache.PageCache, "ahead", lambda *_: None)
         patch.setattr(mkdocs.structure.pages.Page, "render", late)
         assert "2222" in small()
     program.write_text("print(1)\n")
@@ -1019,7 +1033,7 @@ def test_a_transcript_that_comes_while_all_is_built_is_shown_by_the_next_build(
         recorded.write_text(RECORDED + "$ python p.py\neins\n")
 
     with monkeypatch.context() as patch:
-        patch.setattr(kept.Keeper, "ahead", late)
+        patch.setattr(page_cache.PageCache, "ahead", late)
         small()
     small()
     assert "eins" in (small.folder / "site/programs/t/p/index.html").read_text("utf-8")
@@ -1069,7 +1083,7 @@ def test_the_edit_link_of_a_program_leads_to_the_program(small) -> None:
 def test_code_that_looks_alike_is_one_span() -> None:
     code = 'if a in True:\n    f"a{b}"\n'
     marked = pygments.highlight(code, PythonLexer(), HtmlFormatter(nowrap=True))
-    assert theme.fixed(f"<pre>{marked}  <i>\n</i></pre>\n  <p>\n\n") == (
+    assert html_postprocess.fixed(f"<pre>{marked}  <i>\n</i></pre>\n  <p>\n\n") == (
         '<pre><span class="k">if</span> a <span class="ow">in</span> True:\n'
         '    f<span class="s2">"a{</span>b<span class="s2">}"</span>\n'
         "  <i>\n</i></pre>\n<p>\n"
@@ -1077,7 +1091,10 @@ def test_code_that_looks_alike_is_one_span() -> None:
     shown = (
         '<span class="go">one</span>\n<span class="go">two</span>\n<span class="gp">$ </span>'
     )
-    assert theme.fixed(shown) == '<span class="go">one\ntwo</span>\n<span class="gp">$ </span>'
+    assert (
+        html_postprocess.fixed(shown)
+        == '<span class="go">one\ntwo</span>\n<span class="gp">$ </span>'
+    )
 
 
 # ---- tables
@@ -1102,7 +1119,9 @@ def test_a_table_scrolls_without_a_script(site: Site) -> None:
     ],
 )
 def test_a_figure_says_its_size(attributes: str, size: str) -> None:
-    assert theme.size(f'<svg xmlns="http://www.w3.org/2000/svg" {attributes}/>') == size
+    assert (
+        html_postprocess.size(f'<svg xmlns="http://www.w3.org/2000/svg" {attributes}/>') == size
+    )
 
 
 # ---- glossary

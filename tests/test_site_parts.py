@@ -20,24 +20,24 @@ pytest.importorskip("ziamath")
 import markdown
 from mkdocs.structure.files import Files
 
-from book.core import BookError, page
-from book.core.program import Program
-from book.site import (
+from worldsize.model import BookError, page
+from worldsize.model.program import Program
+from worldsize.site import (
     changes,
-    data,
-    embedded,
-    facts,
+    cross_references,
+    embeds,
     glossary,
     hooks,
-    links,
-    mathematics,
-    plain,
+    html_postprocess,
+    llms_markdown,
+    math_svg,
+    page_stats,
     programs,
     search,
     tables,
-    theme,
+    yaml_schema,
 )
-from book.site.data import Fault
+from worldsize.site.yaml_schema import SchemaError
 
 INPUTS = ["book"]
 
@@ -45,23 +45,23 @@ INPUTS = ["book"]
 # --- data ------------------------------------------------------------------------------------
 
 
-class Thing(data.Schema):
+class Thing(yaml_schema.Schema):
     id: str
     size: int
 
 
-class Things(data.Schema):
+class Things(yaml_schema.Schema):
     first: list[Thing]
     other: list[Thing]
 
 
 def test_data_are_named_by_their_own_line_and_shown_where_they_are_asked_for() -> None:
     text = "first:\n- {id: a, size: 1}\n- {id: b, size: 2}\nother:\n- {id: b, size: big}\n"
-    with pytest.raises(data.DataError, match=r"t\.yml:5: b: size: Expected"):
-        data.decode(text, "t.yml", Things)
+    with pytest.raises(yaml_schema.DataError, match=r"t\.yml:5: b: size: Expected"):
+        yaml_schema.decode(text, "t.yml", Things)
     shows = {"list": lambda words, root: "\n".join(words)}
     lines = ["- item", "", "    <!-- list: a b -->"]
-    assert data.fill(lines, shows, Path()) == ["- item", "", "", "    a", "    b", ""]
+    assert yaml_schema.expand_directives(lines, shows, Path()) == ["- item", "", "", "    a", "    b", ""]
 
 
 # --- programs --------------------------------------------------------------------------------
@@ -101,10 +101,10 @@ def test_a_callout_marks_the_line_that_it_quotes(book: Book) -> None:
     assert "marks-" not in html and '<code class="quote">print</code>' in html
     path = book.write("docs/page.md", page.replace("`print`", "`a = `"))
     with pytest.raises(BookError, match=r"docs/page\.md:10: callout 2 quotes `a =`"):
-        embedded.check_callouts(path, book.root)
+        embeds.check_callouts(path, book.root)
     path = book.write("docs/page2.md", page.replace("`print` ", ""))
     with pytest.raises(BookError, match=r"docs/page2\.md:10: a callout begins with a quote"):
-        embedded.check_callouts(path, book.root)
+        embeds.check_callouts(path, book.root)
 
 
 def test_a_folded_program_takes_no_time_to_read() -> None:
@@ -112,10 +112,10 @@ def test_a_folded_program_takes_no_time_to_read() -> None:
     block = (
         '\n??? example "The whole class"\n\n    ```python\n    x = 1\n    ```\n\nMore words.\n'
     )
-    minutes = facts.reading_minutes(page.parse(text + "\nMore words.\n"))
-    assert facts.reading_minutes(page.parse(text + block)) == minutes
+    minutes = page_stats.reading_minutes(page.parse(text + "\nMore words.\n"))
+    assert page_stats.reading_minutes(page.parse(text + block)) == minutes
     opened = block.replace("??? example", "??? question")
-    assert facts.reading_minutes(page.parse(text + opened)) > minutes
+    assert page_stats.reading_minutes(page.parse(text + opened)) > minutes
 
 
 def test_the_usual_machine_is_named_once(book: Book) -> None:
@@ -130,14 +130,14 @@ def test_the_usual_machine_is_named_once(book: Book) -> None:
         f'```console\n--8<-- "snippets/t/{name}.cpu.txt"\n```'
         for name in "pqr"
     ]
-    page = facts.with_facts("# Title\n\n" + "\n\n".join(fences), book.root, "01_t.md")
+    page = page_stats.with_facts("# Title\n\n" + "\n\n".join(fences), book.root, "01_t.md")
     assert "outputs recorded on 2 CPU cores (test), torch" in page
     assert "unless a note says otherwise · also run on 64 CPU cores (other)" in page
-    shown = "\n".join(embedded.render(page.split("\n"), book.root))
+    shown = "\n".join(embeds.render(page.split("\n"), book.root))
     assert shown.count("\nRecorded ") == 1 and "on 64 CPU cores (other)" in shown
-    alone = facts.with_facts("# Title\n\n" + fences[0], book.root, "01_t.md")
+    alone = page_stats.with_facts("# Title\n\n" + fences[0], book.root, "01_t.md")
     assert "unless a note" not in alone
-    assert "\nRecorded " in "\n".join(embedded.render(alone.split("\n"), book.root))
+    assert "\nRecorded " in "\n".join(embeds.render(alone.split("\n"), book.root))
 
 
 def test_what_is_shown_of_a_program_is_what_was_printed(book: Book) -> None:
@@ -147,7 +147,7 @@ def test_what_is_shown_of_a_program_is_what_was_printed(book: Book) -> None:
 
     def shown(embed: str, language: str = "console", ticks: str = "```") -> str:
         fence = f'{ticks}{language}\n--8<-- "snippets/t/{embed}"\n{ticks}'
-        return "\n".join(embedded.render(fence.split("\n"), book.root))
+        return "\n".join(embeds.render(fence.split("\n"), book.root))
 
     both = shown("p.cpu.txt")
     assert both.index('=== "CPU"') < both.index('=== "H100"') and "# recorded" not in both
@@ -178,7 +178,7 @@ def test_what_is_shown_of_a_program_is_what_was_printed(book: Book) -> None:
     assert shown("p.py", "python").count("\n````") == 2
     figures = ["![a](../../snippets/t/p.svg)", "[l](../labs/l.py) ![b](../../labs/l.svg)"]
     copies = ["![a](/programs/t/p.svg)", "[l](../labs/l.py) ![b](/programs/labs/l.svg)"]
-    assert embedded.render(figures, book.root) == copies
+    assert embeds.render(figures, book.root) == copies
 
 
 def test_facts_count_each_program_once_and_failures_by_their_programs(book: Book) -> None:
@@ -209,9 +209,9 @@ def test_facts_count_each_program_once_and_failures_by_their_programs(book: Book
         ```
         """
     here = page.read(book.write("docs/02_p.md", text))
-    shown = facts.with_facts("\n".join(here.lines), book.root, "02_p.md")
+    shown = page_stats.with_facts("\n".join(here.lines), book.root, "02_p.md")
     assert "minutes · 1 program · run on 2 CPU cores (test) · [what ran where]" in shown
-    assert facts._failures(here) == 1
+    assert page_stats._failures(here) == 1
 
 
 def test_a_page_says_what_no_gpu_has_recorded_until_one_has(book: Book) -> None:
@@ -221,7 +221,7 @@ def test_a_page_says_what_no_gpu_has_recorded_until_one_has(book: Book) -> None:
     text = f"# T\n\n{embeds}"
 
     def said(name: str) -> str:
-        return facts.with_facts(text, book.root, name).partition("\n```")[0]
+        return page_stats.with_facts(text, book.root, name).partition("\n```")[0]
 
     assert said("setup.md") == "# T\n"
     book.write("snippets/gpu.toml", '"snippets/t/p.py" = "$ python p.py"\n')
@@ -326,11 +326,11 @@ def test_links_lead_to_the_one_place_that_is_meant(book: Book) -> None:
     lab = "# %% [markdown]\n# # Lab\n#\n# ## Step 1: average\n#\n# ## Step 10: all\n"
     book.write("labs/lab02_ddp.py", lab)
     book.write("docs/02_ddp.md", '# D\n\n??? question "Why a? So."\n\n??? question "Why b?"\n')
-    found = links.link("lab02#step-1", book.root)
+    found = cross_references.link("lab02#step-1", book.root)
     assert str(found) == "[Lab 02 · Step 1: average](/labs/lab02_ddp.py#step-1-average)"
-    assert links.link("02_ddp?Why a", book.root).title == "02 · “Why a?”"
-    with pytest.raises(Fault, match="2 questions of"):
-        links.link("02_ddp?Why", book.root)
+    assert cross_references.link("02_ddp?Why a", book.root).title == "02 · “Why a?”"
+    with pytest.raises(SchemaError, match="2 questions of"):
+        cross_references.link("02_ddp?Why", book.root)
 
 
 def test_search_reads_what_a_page_says_under_each_heading() -> None:
@@ -381,7 +381,7 @@ def test_changes_are_a_page_and_a_feed(tmp_path: Path) -> None:
     assert item["title"] == "B & C" and item["description"] == "In one, x."
     assert item["pubDate"] == "Thu, 26 Nov 2026 00:00:00 GMT"
     (tmp_path / changes.FILE).write_text(f"{old}\n{new}\n")
-    with pytest.raises(data.DataError, match="the newest stand first"):
+    with pytest.raises(yaml_schema.DataError, match="the newest stand first"):
         changes.show(["all"], tmp_path)
 
 
@@ -419,10 +419,10 @@ def test_a_formula_is_drawn_as_its_font_has_it() -> None:
     for path in paths:
         # a line of no length is left out, and no other
         there = [(10 * x, 10 * y) for x, y in points(path)]
-        drawn = points(mathematics._outline(path, 10.0))
+        drawn = points(math_svg._outline(path, 10.0))
         assert set(map(nearest(there), drawn)) == {True} == {*map(nearest(drawn), there)}
-    assert ' y="' not in mathematics.draw("x")  # on the base line
-    fraction = mathematics.draw(r"\frac{a}{a}")
+    assert ' y="' not in math_svg.draw("x")  # on the base line
+    fraction = math_svg.draw(r"\frac{a}{a}")
     places = re.findall(r'<use href="#glyph [^"]+"(?: x="(-?\d+)")?(?: y="(-?\d+)")?', fraction)
     assert len(places) == 2 and places[0][0] == places[1][0]
 
@@ -438,7 +438,7 @@ def test_a_figure_gets_a_size_unless_it_has_one(tmp_path: Path) -> None:
     here = SimpleNamespace(url="02_ddp/")
 
     def sized(html: str) -> str:
-        return theme.with_sizes(html, here, files)
+        return html_postprocess.with_sizes(html, here, files)
 
     assert 'width="9" height="5" alt' in sized('<img alt="a" src="../programs/a.svg">')
     for other in ('<img width="3" src="../programs/a.svg">', '<img src="../programs/b.svg">'):
@@ -484,7 +484,7 @@ def test_what_only_this_site_understands_is_said_in_plain_markdown() -> None:
         get_file_from_path=lambda path: path in pages and SimpleNamespace(url=pages[path])
     )
     page = SimpleNamespace(file=SimpleNamespace(src_uri="t/a.md"), url="t/a/")
-    said = plain.text(
+    said = llms_markdown.text(
         RICH.splitlines(),
         page,
         SimpleNamespace(site_url="https://a.example/s/"),
@@ -533,7 +533,7 @@ def test_a_test_depends_on_the_files_that_it_was_served(
     assert conftest.SERVED[0] == {"a/index.html", "b.js"}
 
     monkeypatch.setattr(request.node._request, "getfixturevalue", lambda _: tmp_path)
-    names = ["/a/index.html", "/b.js", "book/core/digest.py"]
+    names = ["/a/index.html", "/b.js", "src/worldsize/model/fingerprint.py"]
     before = conftest.as_served(request.node, names)
     assert before.splitlines()[1:] == names
     (tmp_path / "c.html").write_text("another page")

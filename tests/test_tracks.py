@@ -10,11 +10,11 @@ import pytest
 
 pytest.importorskip("mkdocs")
 
-from book.core import page
-from book.site import data, tracks
-from book.site.data import DataError
-from book.site.hooks import BookMarkdown
-from book.site.tracks import Track, hours
+from worldsize.model import page
+from worldsize.site import tracks, yaml_schema
+from worldsize.site.hooks import BookMarkdown
+from worldsize.site.tracks import Track, hours
+from worldsize.site.yaml_schema import DataError
 
 ROOT = Path(__file__).resolve().parent.parent
 INPUTS = ["book", "docs", "labs", "mkdocs.yml", "snippets"]
@@ -45,7 +45,7 @@ def track(request) -> Track:
 def page_of(track: Track) -> str:
     """The page with its tracks shown, as Markdown."""
     lines = (ROOT / f"docs/tracks/{track.name}.md").read_text("utf-8").split("\n")
-    return "\n".join(data.fill(lines, {"track": tracks.show}, ROOT))
+    return "\n".join(yaml_schema.expand_directives(lines, {"track": tracks.show}, ROOT))
 
 
 # ---- topics
@@ -201,7 +201,7 @@ def test_criteria(track: Track) -> None:
     assert set(CRITERIA[track.name]) <= set(ids)
     assert len(ids) >= 7
     for criterion in track.checklist:
-        assert criterion.can.startswith("I ") and criterion.how.endswith(".")
+        assert criterion.can.startswith("I ") and criterion.run_options.endswith(".")
         # something of one's own shows it: a lab, a program or a question
         assert any(re.match(r"lab|program:|[^#]+\?", each) for each in criterion.shown)
 
@@ -317,7 +317,7 @@ def test_stated_minutes_add_up(small) -> None:
 
 def test_a_comment_that_is_not_understood_stops_the_build(small, tmp_path: Path) -> None:
     small(GOOD)
-    fill = partial(data.fill, shows={"track": tracks.show}, root=tmp_path)
+    fill = partial(yaml_schema.expand_directives, shows={"track": tracks.show}, root=tmp_path)
     for words in ("t", "t maps", "t rows h", "t path g", "t, path"):
         with pytest.raises(DataError, match=f"<!-- track: {words} -->"):
             fill([f"<!-- track: {words} -->"])

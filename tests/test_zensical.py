@@ -9,9 +9,9 @@ pytest.importorskip("mkdocs")
 
 import yaml
 
-from book.core import ROOT
-from book.site import zensical
-from book.site.zensical import Part
+from worldsize.model import ROOT
+from worldsize.tools import compare_zensical
+from worldsize.tools.compare_zensical import Part
 
 INPUTS = ["book", "mkdocs.yml"]
 MKDOCS = ROOT / "mkdocs.yml"
@@ -28,7 +28,7 @@ def sites(folder: Path, html: str, **files: str) -> list[Part]:
             path = folder / site / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
-    return zensical.missing(folder / "one", folder / "two")
+    return compare_zensical.missing(folder / "one", folder / "two")
 
 
 @pytest.mark.parametrize(
@@ -62,22 +62,22 @@ def test_a_file_that_is_not_there_or_says_something_else_is_named(tmp_path: Path
 
 def test_the_list_is_what_is_missing_no_more_and_no_less() -> None:
     table = '[[difference]]\nkind = "img"\nwhat = "programs/* a.svg"\nwhy = "Not sized."\n'
-    rows = zensical.known(table)
+    rows = compare_zensical.known(table)
     assert rows == {("img", "programs/* a.svg"): "Not sized."}
     one = Part("img", "programs/a/index.html", "a.svg")
-    assert zensical.judged([one], rows) == []
+    assert compare_zensical.judged([one], rows) == []
     for other in (
         one._replace(page="b/index.html"),
         one._replace(what="b"),
         one._replace(kind="a"),
     ):
-        assert zensical.judged([one, other], rows) == ["lost: " + " ".join(other)]
-    assert zensical.judged([], rows) == ["no longer missing: img programs/* a.svg"]
+        assert compare_zensical.judged([one, other], rows) == ["lost: " + " ".join(other)]
+    assert compare_zensical.judged([], rows) == ["no longer missing: img programs/* a.svg"]
 
 
 def test_what_needs_mkdocs_is_listed() -> None:
-    rows = zensical.known(zensical.LIST.read_text("utf-8"))
-    need = zensical.imports(ROOT)
+    rows = compare_zensical.known(compare_zensical.LIST.read_text("utf-8"))
+    need = compare_zensical.imports(ROOT)
     assert (need.kind, f"{need.page} {need.what}") in rows
 
 
@@ -87,13 +87,16 @@ def test_links_lead_from_a_page_of_the_folder() -> None:
         *("```", "[d](/e.md)", "```"),
         "[w](https://a.example/b.md) [h](#here) [i](./?x=1) [s](failures.md)",
     ]
-    assert zensical.related(lines, "clusters/scale.md") == [
+    assert compare_zensical.related(lines, "clusters/scale.md") == [
         "[a](../programs/t/p.md#x) `[b](/c.md)` [l](../labs/lab02_ddp.md?a) [p](../programs/labs/lab02_ddp.py)",
         *lines[1:],
     ]
 
 
 def test_settings_are_the_books_own_and_labs_are_markdown() -> None:
-    said, own = yaml.safe_load(zensical.settings()), yaml.safe_load(MKDOCS.read_text("utf-8"))
+    said, own = (
+        yaml.safe_load(compare_zensical.settings()),
+        yaml.safe_load(MKDOCS.read_text("utf-8")),
+    )
     assert str(said["nav"]) == re.sub(r"(labs/\w+)\.py", r"\1.md", str(own["nav"]))
     assert said.keys() == own.keys() - {"hooks", "exclude_docs"}

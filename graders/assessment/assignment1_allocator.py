@@ -3,7 +3,7 @@
 from types import ModuleType
 from typing import Any
 
-from graders.tools import Lab, Wrong, ask, check
+from graders.dsl import Lab, Wrong, require, require_equal
 
 MIB = 2**20
 HINTS = {
@@ -122,10 +122,10 @@ def part(number: int, title: str, proves: str, own: str, **settings):
     return LAB.alone(number, title, proves, "Allocator", own=own, **settings)
 
 
-def begin(theirs: ModuleType, ours: ModuleType, capacity: int = 64) -> tuple[Any, Any]:
+def begin(submission: ModuleType, reference: ModuleType, capacity: int = 64) -> tuple[Any, Any]:
     """A device, and an allocator for it."""
-    device = ours.Device(capacity * MIB)
-    return device, theirs.Allocator(device)
+    device = reference.Device(capacity * MIB)
+    return device, submission.Allocator(device)
 
 
 def mib(blocks: list) -> list[float]:
@@ -151,13 +151,13 @@ def chain(block) -> list[float] | str:
 
 @part(1, "best fit and split", "the block PyTorch takes, and the rest it keeps",
       "best_fit split", crashes={r"min\(\)": "none_fits"})  # fmt: skip
-def fit(theirs, ours, lesson):
-    _, allocator = begin(theirs, ours)
+def fit(submission, reference, lesson):
+    _, allocator = begin(submission, reference)
 
     def chosen(size: float, *blocks: tuple[float, bool, int]) -> float | None:
         """The number of the block that is chosen from (MiB, small, stream); None for none."""
         allocator.cached = [
-            theirs.Block(i * 64 * MIB, int(n * MIB), 2 * MIB if small else 20 * MIB, stream)
+            submission.Block(i * 64 * MIB, int(n * MIB), 2 * MIB if small else 20 * MIB, stream)
             for i, (n, small, stream) in enumerate(blocks)
         ]
         order = list(allocator.cached)
@@ -167,9 +167,9 @@ def fit(theirs, ours, lesson):
         except StopIteration:
             raise Wrong("best_fit calls next(), which found no block", "none_fits") from None
         good = block is None or any(block is each for each in order)
-        ask(good, f"best_fit returned {type(block).__name__} {block}", "no_block")
+        require(good, f"best_fit returned {type(block).__name__} {block}", "no_block")
         whole = sorted(map(id, allocator.cached)) == sorted(map(id, order))
-        ask(whole, "best_fit changed which blocks are in `cached`", "removes")
+        require(whole, "best_fit changed which blocks are in `cached`", "removes")
         return None if block is None else [each is block for each in order].index(True)
 
     def asked(size: float, where: str, wanted: int | None, hint: str, *blocks) -> None:
@@ -178,7 +178,7 @@ def fit(theirs, ours, lesson):
         found, wanted = ("None" if i is None else names[i] for i in (found, wanted))
         hint = "nothing_found" if found == "None" else hint
         what = f"for {size:g} MiB, best_fit returned {found}, but it must return {wanted}"
-        ask(found == wanted, f"{what}; {where}", hint)
+        require(found == wanted, f"{what}; {where}", hint)
 
     free = "free is a block of"
     asked(3, f"{free} 4 MiB", 0, "nothing_found", (4, False, 0))
@@ -187,7 +187,9 @@ def fit(theirs, ours, lesson):
     asked(1, f"{free} 1.5 MiB in a large segment", None, "pools", (1.5, False, 0))
     asked(1.1, f"{free} 2 MiB in a small segment", None, "pools", (2, True, 0))
     exact = chosen(4, (4, False, 0))
-    ask(exact == 0, "for 4 MiB, best_fit did not return a block of exactly 4 MiB", "exact_fit")
+    require(
+        exact == 0, "for 4 MiB, best_fit did not return a block of exactly 4 MiB", "exact_fit"
+    )
     asked(9, "both fit", 0, "tie", *[(12, False, 0)] * 2)
     sizes = (16, 4, 2, 4, 8)
     where = "free are blocks of 16, 4, 2, 4 and 8 MiB"
@@ -196,40 +198,45 @@ def fit(theirs, ours, lesson):
     def cut(size: int, whole: int, segment: int) -> tuple[Any, list]:
         """The block that is cut, in front of a used block of 1 MiB, and what is cached."""
         allocator.cached = []
-        block = theirs.Block(0, whole, segment, 7)
-        block.next = theirs.Block(whole, MIB, segment, 7, "used", previous=block)
+        block = submission.Block(0, whole, segment, 7)
+        block.next = submission.Block(whole, MIB, segment, 7, "used", previous=block)
         end = block.next
         allocator.split(block, size)
         return (block, end), allocator.cached
 
     (block, end), rest = cut(4 * MIB, 19 * MIB, 20 * MIB)
     both = any(each is block for each in rest)
-    ask(not both, "the block that malloc hands out is in `cached`", "block_cached")
+    require(not both, "the block that malloc hands out is in `cached`", "block_cached")
     what = "after 4 MiB were cut from 19 MiB: MiB of the blocks in `cached`"
-    ask(len(rest) == 1, f"{what}: {mib(rest)}; it should be [15.0]", "never_split")
-    check("after 4 MiB were cut from 19 MiB: MiB of the block", block.size / MIB, 4.0,
+    require(len(rest) == 1, f"{what}: {mib(rest)}; it should be [15.0]", "never_split")
+    require_equal("after 4 MiB were cut from 19 MiB: MiB of the block", block.size / MIB, 4.0,
           "cut_size")  # fmt: skip
     (new,) = rest
     where = [new.address / MIB, new.size / MIB]
     what = "the rest of 19 MiB, of which 4 were cut off: its address and its size in MiB"
-    check(what, where, [4.0, 15.0], "rest_address")
+    require_equal(what, where, [4.0, 15.0], "rest_address")
     chains = [chain(block), chain(new), chain(end)]
     what = "MiB of the blocks that previous and next connect, seen from each of the three"
-    check(what, chains, [[4.0, 15.0, 1.0]] * 3, "links")
-    check("the stream of a block of stream 7, and of its rest", [block.stream, new.stream],
+    require_equal(what, chains, [[4.0, 15.0, 1.0]] * 3, "links")
+    require_equal("the stream of a block of stream 7, and of its rest",
+          [block.stream, new.stream],
           [7, 7], "rest_stream")  # fmt: skip
-    check("MiB of the segment that the rest stores", new.segment // MIB, 20, "rest_segment")
+    require_equal(
+        "MiB of the segment that the rest stores", new.segment // MIB, 20, "rest_segment"
+    )
     apart = new.users is not block.users and new.state == "free"
-    ask(apart, "the rest shares `users` with the block, or its state is not free", "rest_users")
+    require(
+        apart, "the rest shares `users` with the block, or its state is not free", "rest_users"
+    )
     small = [each.size for each in cut(MIB - 512, MIB, 2 * MIB)[1]]
     what = "a small segment, 1 MiB - 512 bytes cut from 1 MiB: bytes of the blocks in `cached`"
-    check(what, small, [512], "small_rest")
+    require_equal(what, small, [512], "small_rest")
     exact = [each.size for each in cut(MIB, MIB, 2 * MIB)[1]]
     what = "a small segment, 1 MiB cut from 1 MiB: bytes of the blocks in `cached`"
-    check(what, exact, [], "empty_rest")
+    require_equal(what, exact, [], "empty_rest")
     useless = mib(cut(18 * MIB, 19 * MIB, 20 * MIB)[1])
     what = "a large segment, 18 MiB cut from 19 MiB: MiB of the blocks in `cached`"
-    check(what, useless, [], "always_split")
+    require_equal(what, useless, [], "always_split")
 
 
 # --- 2: neighbours ------------------------------------------------------------------------
@@ -244,9 +251,9 @@ WAYS = {  # the order in which four blocks are freed, and the sizes in the cache
 
 @part(2, "free neighbours are one block", "in any order, the segment is whole again",
       "give_back", crashes={r"list\.remove": "links"})  # fmt: skip
-def merge(theirs, ours, lesson):
+def merge(submission, reference, lesson):
     for way, (order, wanted) in WAYS.items():
-        _, allocator = begin(theirs, ours)
+        _, allocator = begin(submission, reference)
         blocks = [allocator.malloc(5 * MIB) for _ in range(4)]
         for count, (i, sizes) in enumerate(zip(order, wanted, strict=True), 1):
             allocator.free(blocks[i])
@@ -257,17 +264,17 @@ def merge(theirs, ours, lesson):
             )
             what += f": {found}; it should be {[float(size) for size in sizes]}"
             twice = len(set(map(id, cached))) < len(cached)
-            ask(not twice, f"{what}, where one block is listed twice", "listed_twice")
+            require(not twice, f"{what}, where one block is listed twice", "listed_twice")
             if sum(found) > 5 * count:
                 broken = "broken" in map(chain, cached)
                 hint = "links" if broken else "merged_used"
-                ask(False, what, hint if len(cached) <= len(sizes) else "stale")
-            ask(sum(found) == 5 * count, what, "lost")
-            ask(found == sizes, what, "not_merged")
+                require(False, what, hint if len(cached) <= len(sizes) else "stale")
+            require(sum(found) == 5 * count, what, "lost")
+            require(found == sizes, what, "not_merged")
         what = f"all four freed, {way}: MiB of the blocks that previous and next connect"
-        check(what, chain(cached[0]), [20.0], "links")
+        require_equal(what, chain(cached[0]), [20.0], "links")
 
-    device, allocator = begin(theirs, ours)
+    device, allocator = begin(submission, reference)
     blocks = [allocator.malloc(5 * MIB) for _ in range(4)]
     for block in (blocks[1], blocks[3]):
         allocator.record_stream(block, 1)
@@ -276,14 +283,14 @@ def merge(theirs, ours, lesson):
         allocator.free(blocks[i])
     found = mib(allocator.cached)
     what = "of four blocks of 5 MiB, one was freed between two that wait for a stream"
-    check(f"{what}: MiB of the blocks in `cached`", found, [5.0], "merged_used")
+    require_equal(f"{what}: MiB of the blocks in `cached`", found, [5.0], "merged_used")
 
-    _, allocator = begin(theirs, ours)
+    _, allocator = begin(submission, reference)
     for block in [allocator.malloc(12 * MIB) for _ in range(3)]:
         allocator.free(block)
     found = mib(allocator.cached)
     what = "three segments of 12 MiB side by side, all free: MiB of the blocks in `cached`"
-    check(what, found, [12.0] * 3, "across")
+    require_equal(what, found, [12.0] * 3, "across")
 
 
 # --- 3: streams ---------------------------------------------------------------------------
@@ -291,9 +298,9 @@ def merge(theirs, ours, lesson):
 
 @part(3, "other streams", "held back as long as someone reads, and not a moment longer",
       "free collect")  # fmt: skip
-def streams(theirs, ours, lesson):
+def streams(submission, reference, lesson):
     def new() -> tuple:
-        device, allocator = begin(theirs, ours)
+        device, allocator = begin(submission, reference)
         block = allocator.malloc(4 * MIB, stream=1)
         device.launch(1)
         return device, allocator, block
@@ -301,14 +308,14 @@ def streams(theirs, ours, lesson):
     def free_again(device, allocator, block) -> bool:
         allocator.collect()
         count = device.synchronized
-        ask(count == 0, f"times that free and collect waited for the device: {count}",
+        require(count == 0, f"times that free and collect waited for the device: {count}",
             "host_waits")  # fmt: skip
         return block.state == "free"
 
     device, allocator, block = new()
     allocator.free(block)
     at_once = block.state == "free"
-    ask(at_once, "no other stream used the block, but it was not free at once", "held_back")
+    require(at_once, "no other stream used the block, but it was not free at once", "held_back")
 
     for first, last in ((2, 3), (3, 2)):
         device, allocator, block = new()
@@ -317,22 +324,24 @@ def streams(theirs, ours, lesson):
             device.launch(stream)
         allocator.free(block)
         early = free_again(device, allocator, block)
-        ask(not early, "the block is free, but streams 2 and 3 still read it", "given_early")
+        require(
+            not early, "the block is free, but streams 2 and 3 still read it", "given_early"
+        )
         waiting = [each for each in allocator.waiting if each is block]
-        ask(waiting, "the block must wait, but it is not in self.waiting", "not_listed")
+        require(waiting, "the block must wait, but it is not in self.waiting", "not_listed")
         device.finish(first)
         early = free_again(device, allocator, block)
         what = f"the block is free, but stream {last} still reads it"
-        ask(not early, what, "given_early")
+        require(not early, what, "given_early")
         device.finish(last)
         if not free_again(device, allocator, block):
             device.finish(1)
             own = free_again(device, allocator, block)
             what = "streams 2 and 3 have finished, but the block is not free"
             if own:
-                ask(False, f"{what} until its own stream 1 has finished, too", "own_event")
-            ask(False, what, "kept_waiting")
-        ask(not allocator.waiting, "the block is free and still in self.waiting",
+                require(False, f"{what} until its own stream 1 has finished, too", "own_event")
+            require(False, what, "kept_waiting")
+        require(not allocator.waiting, "the block is free and still in self.waiting",
             "still_waiting")  # fmt: skip
     again = allocator.malloc(4 * MIB, stream=1)
     for stream in (2, 3):
@@ -340,7 +349,7 @@ def streams(theirs, ours, lesson):
     allocator.free(again)
     same = again is block and again.state != "free"
     what = "streams 2 and 3 used only an earlier tensor of this block, but it waits for them"
-    ask(not same, what, "users_kept")
+    require(not same, what, "users_kept")
 
     device, allocator, block = new()
     both = [block, *(allocator.malloc(4 * MIB, stream=1) for _ in range(2))]
@@ -353,7 +362,7 @@ def streams(theirs, ours, lesson):
     left = [each is both[0] for each in allocator.waiting]
     what = "stream 2, which read two of three blocks, has finished: blocks that still wait"
     hint = "stops" if len(left) == 3 else "skipped"
-    check(what, len(left), 1, hint)
+    require_equal(what, len(left), 1, hint)
 
     device, allocator, block = new()
     allocator.record_stream(block, 2)
@@ -363,24 +372,26 @@ def streams(theirs, ours, lesson):
     allocator.free(block)
     early = free_again(device, allocator, block)
     what = "the first of two kernels in stream 2 has finished, and the block is already free"
-    ask(not early, what, "event_of_use")
+    require(not early, what, "event_of_use")
 
 
 # --- 4: a full device ---------------------------------------------------------------------
 
 
 @part(4, "a full device", "the cache is given up before the request is", "grow")
-def full(theirs, ours, lesson):
-    device, allocator = begin(theirs, ours)
+def full(submission, reference, lesson):
+    device, allocator = begin(submission, reference)
     kept = [allocator.malloc(size * MIB) for size in (12, 12, 4)]
-    check("MiB reserved for 12, 12 and 4 MiB", device.used // MIB, 44, "asked_size")
+    require_equal("MiB reserved for 12, 12 and 4 MiB", device.used // MIB, 44, "asked_size")
     for block in kept[:2]:
         allocator.free(block)  # 24 cached in two segments; 20 reserved for the third
     allocator.malloc(18 * MIB)
     used = device.used // MIB
-    check("MiB reserved after a request that fits", used, 62, "gives_up_early")
+    require_equal("MiB reserved after a request that fits", used, 62, "gives_up_early")
     waits = device.synchronized
-    check("times that grow waited although the driver had memory", waits, 0, "gives_up_early")
+    require_equal(
+        "times that grow waited although the driver had memory", waits, 0, "gives_up_early"
+    )
 
     def tried(size: int) -> str:
         try:
@@ -390,38 +401,42 @@ def full(theirs, ours, lesson):
             return "MemoryError"
 
     found = tried(26)
-    check("malloc of 26 MiB, with two segments of 12 cached", found, "26 MiB", "no_retry")
+    require_equal(
+        "malloc of 26 MiB, with two segments of 12 cached", found, "26 MiB", "no_retry"
+    )
     whole = [block for block in allocator.cached if block.size == block.segment]
-    check("MiB of the whole segments in `cached` then", mib(whole), [], "still_cached")
-    check("MiB reserved then", device.used // MIB, 64, "parts_freed")
+    require_equal("MiB of the whole segments in `cached` then", mib(whole), [], "still_cached")
+    require_equal("MiB reserved then", device.used // MIB, 64, "parts_freed")
     try:
         found = tried(40)
     except RuntimeError as error:
         found = type(error).__name__
-    check("malloc of 40 MiB, with 16 cached", found, "MemoryError", "no_error")
+    require_equal("malloc of 40 MiB, with 16 cached", found, "MemoryError", "no_error")
     numbers = allocator.report()
     text = tried.text.replace(",", "").replace("_", "")
     for name in ("used", "cached"):
         said = any(f"{numbers[name] / unit:g}" in text for unit in (MIB, 2**10))
         said = said or str(numbers[name]) in text
         what = f"the text of the MemoryError, {tried.text!r}, does not say how much is {name}"
-        ask(said, what, "no_numbers")
+        require(said, what, "no_numbers")
 
-    device, allocator = begin(theirs, ours)
+    device, allocator = begin(submission, reference)
     blocks = [allocator.malloc(size * MIB) for size in (4, 4, 4, 4, 4)]
     for block in (blocks[0], blocks[4]):
         allocator.free(block)  # the first and the last of a segment
     tried(60)
-    check("MiB reserved, with a segment of 20 in use", device.used // MIB, 20, "parts_freed")
+    require_equal(
+        "MiB reserved, with a segment of 20 in use", device.used // MIB, 20, "parts_freed"
+    )
 
-    device, allocator = begin(theirs, ours)
+    device, allocator = begin(submission, reference)
     block = allocator.malloc(40 * MIB, stream=1)
     allocator.record_stream(block, 2)
     device.launch(2)
     allocator.free(block)
     found = tried(60)
     what = "malloc of 60 MiB, with 40 MiB that wait for a stream"
-    check(what, found, "60 MiB", "waits_forgotten")
+    require_equal(what, found, "60 MiB", "waits_forgotten")
 
 
 # --- 5: the report ------------------------------------------------------------------------
@@ -431,17 +446,17 @@ NAMES = ("used", "waiting", "cached", "reserved", "largest")
 
 @part(5, "a report", "short of memory or only in pieces: the numbers say which", "report",
       crashes={r"max\(\)": "largest"})  # fmt: skip
-def report(theirs, ours, lesson):
-    device, allocator = begin(theirs, ours)
+def report(submission, reference, lesson):
+    device, allocator = begin(submission, reference)
 
     def numbers() -> dict[str, int]:
         found = allocator.report()
         what = f"report returned {type(found).__name__} {found}"
-        ask(isinstance(found, dict) and set(found) == set(NAMES), what, "keys")
+        require(isinstance(found, dict) and set(found) == set(NAMES), what, "keys")
         return found
 
     for name, found in numbers().items():
-        check(
+        require_equal(
             f"{name} of a new allocator", found, 0, "largest" if name == NAMES[-1] else "report"
         )
     blocks = [allocator.malloc(n * MIB, stream=1) for n in (4, 4, 4, 4, 4, 12, 30)]
@@ -454,4 +469,4 @@ def report(theirs, ours, lesson):
     for name, wanted in true.items():
         hint = "largest" if name == "largest" else "report"
         what = f"{name}: {found[name]:,} bytes; it should be {wanted * MIB:,} bytes"
-        ask(found[name] == wanted * MIB, what, "unit" if found[name] == wanted else hint)
+        require(found[name] == wanted * MIB, what, "unit" if found[name] == wanted else hint)

@@ -4,7 +4,7 @@ import functools
 
 import torch
 
-from graders.tools import Lab, Watch, ask, at_most, check, import_late_parts
+from graders.dsl import Lab, Watch, at_most, import_late_parts, require, require_equal
 
 HINTS = {
     "no_return": "The function returned None. Does every path of it reach a `return`?",
@@ -102,7 +102,7 @@ step = functools.partial(LAB.alone, crashes=NO_RETURN)
 
 
 @step(1, "capture", "launches, their buffers, and no host in between", "Capture")
-def capture(theirs, ours, lesson):
+def capture(submission, reference, lesson):
     a, b = torch.ones(4, 4), torch.ones(4, 4)
 
     def nodes(what: str, function) -> list[tuple]:
@@ -111,13 +111,13 @@ def capture(theirs, ours, lesson):
         An output is the number of the first node that wrote the buffer.
         """
         true = function()
-        with theirs.Capture() as capture:
+        with submission.Capture() as capture:
             result = function()
         good = torch.is_tensor(result) and torch.equal(result, true)
-        ask(good, f"{what} has a different result than without the capture", "not_run")
+        require(good, f"{what} has a different result than without the capture", "not_run")
         found, made = [], {}
         for i, node in enumerate(capture.nodes):
-            ask(isinstance(node, ours.Node), f"self.nodes contains {node!r}", "nodes")
+            require(isinstance(node, reference.Node), f"self.nodes contains {node!r}", "nodes")
             given = [made[n] for n in node.inputs if n in made]
             others = len(node.inputs) - len(given)
             found.append((node.name, sorted(given), others, made.setdefault(node.output, i)))
@@ -128,24 +128,27 @@ def capture(theirs, ours, lesson):
 
     what = "a.t()[1:].relu()"
     found = names(nodes(what, lambda: a.t()[1:].relu()))
-    check(f"recorded for {what}", found, ["relu"], "nodes" if len(found) == 1 else "views")
+    require_equal(
+        f"recorded for {what}", found, ["relu"], "nodes" if len(found) == 1 else "views"
+    )
     what = "a @ b + a"
     sums = nodes(what, lambda: torch.mm(a, b) + a)
     hint = "order" if sorted(names(sums)) == ["add", "mm"] else "nodes"
-    check(f"recorded for {what}", names(sums), ["mm", "add"], hint)
+    require_equal(f"recorded for {what}", names(sums), ["mm", "add"], hint)
     what = "torch.cat([a, b])"
-    check(f"number of inputs of {what}", nodes(what, lambda: torch.cat([a, b]))[-1][2], 2,
+    require_equal(f"number of inputs of {what}", nodes(what, lambda: torch.cat([a, b]))[-1][2],
+          2,
           "nested")  # fmt: skip
-    check("number of inputs of a * a", nodes("a * a", lambda: a * a)[0][2], 1, "twice")
+    require_equal("number of inputs of a * a", nodes("a * a", lambda: a * a)[0][2], 1, "twice")
     what = "a.clone().add_(b)"
     in_place = nodes(what, lambda: a.clone().add_(b))
-    check(f"recorded for {what}", names(in_place), ["clone", "add_"], "in_place")
-    ask(in_place[1][3] == 0, "add_ does not write the buffer that clone wrote", "in_place")
+    require_equal(f"recorded for {what}", names(in_place), ["clone", "add_"], "in_place")
+    require(in_place[1][3] == 0, "add_ does not write the buffer that clone wrote", "in_place")
     for what, (_, given, others, _) in (("add of a @ b + a", sums[1]), ("add_", in_place[1])):
         read = f"{len(given)} that an earlier node wrote, and {others} other"
         what = f"the inputs of {what} are {read}; they should be 1 and 1"
-        ask((given, others) == ([0], 1), what, "inputs")
-    check("the number of inputs of mm", sums[0][2], 2, "inputs")
+        require((given, others) == ([0], 1), what, "inputs")
+    require_equal("the number of inputs of mm", sums[0][2], 2, "inputs")
     nodes("torch.add(a, b, alpha=2)", lambda: torch.add(a, b, alpha=2))
 
     reads = {
@@ -155,13 +158,13 @@ def capture(theirs, ours, lesson):
     for name, function in reads.items():
         end = "no error"
         try:
-            with Watch() as seen, theirs.Capture():
+            with Watch() as seen, submission.Capture():
                 function()
         except Exception as error:
             end = type(error).__name__
-        check(f"during a capture, {name} raises", end, "RuntimeError", "host_read")
-        called = any(name in ours.HOST_READS for name, _ in seen.launched)
-        ask(not called, f"{name} was refused only after it had been called", "host_read")
+        require_equal(f"during a capture, {name} raises", end, "RuntimeError", "host_read")
+        called = any(name in reference.HOST_READS for name, _ in seen.launched)
+        require(not called, f"{name} was refused only after it had been called", "host_read")
 
 
 def random_program(node, seed: int) -> tuple[list, dict[int, int], set[int]]:
@@ -181,17 +184,17 @@ def random_program(node, seed: int) -> tuple[list, dict[int, int], set[int]]:
 
 
 @step(2, "plan the memory", "nothing that lives is overwritten, and no byte is wasted", "plan")
-def plan(theirs, ours, lesson):
-    node = ours.Node
+def plan(submission, reference, lesson):
+    node = reference.Node
 
     def planned(nodes, sizes, keep) -> tuple[dict, dict]:
         """The offsets of the learner's plan, and those of the finished one."""
-        wanted = ours.plan(nodes, sizes, keep)
+        wanted = reference.plan(nodes, sizes, keep)
         given = list(nodes), dict(sizes), set(keep)
-        found = theirs.plan(*given)
-        ask(found is not None, "plan returned None", "no_return")
-        ask(isinstance(found, dict), f"plan returned {type(found).__name__}", "offsets")
-        ask(given == (nodes, sizes, keep), "plan changed one of its arguments", "changed")
+        found = submission.plan(*given)
+        require(found is not None, "plan returned None", "no_return")
+        require(isinstance(found, dict), f"plan returned {type(found).__name__}", "offsets")
+        require(given == (nodes, sizes, keep), "plan changed one of its arguments", "changed")
         return found, wanted
 
     def overlaps(found, nodes, sizes, keep) -> int:
@@ -212,8 +215,8 @@ def plan(theirs, ours, lesson):
         found, wanted = planned(*program)
         more, fewer = sorted(set(found) - set(wanted)), sorted(set(wanted) - set(found))
         what = f"buffers {more} have an offset, but no node writes them"
-        ask(not more, what, "inputs_planned")
-        ask(not fewer, f"buffers {fewer} have no offset", "missing")
+        require(not more, what, "inputs_planned")
+        require(not fewer, f"buffers {fewer} have no offset", "missing")
         shared += overlaps(found, *program)
         pool, least = (max(o + sizes[n] for n, o in p.items()) for p in (found, wanted))
         pools.append(pool), wanted_pools.append(least)
@@ -222,60 +225,60 @@ def plan(theirs, ours, lesson):
     program = [node("add_", (0, 1), 0), node("mul", (0, 1), 2)]
     offsets = sorted(planned(program, {0: 512, 1: 512, 2: 512}, {2})[0])
     what = "add_ writes buffer 0 in place, which is an input, and mul writes 2: buffers with "
-    check(f"{what}an offset", offsets, [2], "inputs_planned")
+    require_equal(f"{what}an offset", offsets, [2], "inputs_planned")
     what = "pairs of buffers that live at the same time and share bytes"
-    check(what, shared, 0, "overlap")
-    ask(sum(pools) < alone, "no two buffers share any byte", "no_reuse")
+    require_equal(what, shared, 0, "overlap")
+    require(sum(pools) < alone, "no two buffers share any byte", "no_reuse")
     for pool, least in zip(pools, wanted_pools, strict=True):
-        check("bytes of the whole pool", pool, at_most(least), "first_gap")
+        require_equal("bytes of the whole pool", pool, at_most(least), "first_gap")
     chain = [node("tanh", (i,), i + 1) for i in range(4)]
     found = planned(chain, dict.fromkeys(range(5), 512), {4})[0]
     what = "bytes of the pool for a chain of four nodes, with 512 bytes in each buffer"
-    check(what, 512 + max(found.values()), at_most(1024), "first_gap")
+    require_equal(what, 512 + max(found.values()), at_most(1024), "first_gap")
     again = [node("mm", (0, 1), 2), node("relu", (2,), 3), node("add_", (3, 0), 3)]
     program = again, dict.fromkeys(range(4), 512), {3}
     what = "mm writes buffer 2, relu reads it and writes 3, add_ writes 3 again: pairs that "
     pairs = overlaps(planned(*program)[0], *program)
-    check(f"{what}share bytes", pairs, 0, "reborn")
+    require_equal(f"{what}share bytes", pairs, 0, "reborn")
 
 
 @step(3, "fuse", "chains are one kernel, and what stays inside is never stored", "fuse traffic")
-def fuse(theirs, ours, lesson):
-    node = ours.Node
+def fuse(submission, reference, lesson):
+    node = reference.Node
 
     def kernels(*nodes) -> list[list[str]]:
-        found = theirs.fuse(list(nodes))
-        ask(found is not None, "fuse returned None", "no_return")
+        found = submission.fuse(list(nodes))
+        require(found is not None, "fuse returned None", "no_return")
         good = isinstance(found, (list, tuple)) and all(
             isinstance(kernel, (list, tuple)) and all(each in nodes for each in kernel)
             for kernel in found
         )
-        ask(good, f"fuse returned {found}", "kernels")
+        require(good, f"fuse returned {found}", "kernels")
         return [[n.name for n in kernel] for kernel in found]
 
     two = kernels(node("relu", (0,), 2), node("mm", (2, 1), 3))
-    check("kernels of relu, mm", two, [["relu"], ["mm"]], "product_fused")
+    require_equal("kernels of relu, mm", two, [["relu"], ["mm"]], "product_fused")
     two = kernels(node("relu", (0,), 2), node("tanh", (1,), 3))
-    check("kernels of relu(a), tanh(b)", two, [["relu"], ["tanh"]], "stranger")
+    require_equal("kernels of relu(a), tanh(b)", two, [["relu"], ["tanh"]], "stranger")
     two = kernels(node("relu", (0,), 2), node("tanh", (0,), 3))
-    check("kernels of relu(a), tanh(a)", two, [["relu"], ["tanh"]], "stranger")
+    require_equal("kernels of relu(a), tanh(a)", two, [["relu"], ["tanh"]], "stranger")
     three = kernels(node("relu", (0,), 2), node("mm", (0, 1), 3), node("tanh", (2,), 4))
     fact = "kernels of relu, mm, and a tanh that reads the output of relu"
-    check(fact, three, [["relu"], ["mm"], ["tanh"]], "reordered")
+    require_equal(fact, three, [["relu"], ["mm"], ["tanh"]], "reordered")
     chain = kernels(node("mm", (0, 1), 2), node("mul", (2,), 3), node("add", (3, 0), 4))
     fact = "kernels of mm, mul, add in a chain"
     hint = "no_chain" if chain[0] == ["mm"] else "product_fused"
-    check(fact, chain, [["mm"], ["mul", "add"]], hint)
+    require_equal(fact, chain, [["mm"], ["mul", "add"]], hint)
     far = kernels(node("mul", (0, 1), 2), node("tanh", (2,), 3), node("add", (2, 0), 4))
     fact = "kernels of mul, tanh, and an add that reads the output of mul"
-    check(fact, far, [["mul", "tanh", "add"]], "no_chain")
+    require_equal(fact, far, [["mul", "tanh", "add"]], "no_chain")
 
     sizes = {n: 10**n for n in range(6)}  # so that each decimal digit counts one buffer
     one = [node("mul", (0, 1), 2), node("add", (2, 1), 3)]
 
     def traffic(kernels: list, keep: set[int]) -> int:
-        found = theirs.traffic(kernels, sizes, keep)
-        ask(found is not None, "traffic returned None", "no_return")
+        found = submission.traffic(kernels, sizes, keep)
+        require(found is not None, "traffic returned None", "no_return")
         return found
 
     moved = traffic([one], {3})
@@ -283,25 +286,27 @@ def fuse(theirs, ours, lesson):
     found = {1021: "loads_twice", 1121: "loads_twice", 11: "result_lost",
              1111: "loads_made" if loads else "stores_dead"}  # fmt: skip
     hint = "bytes" if moved < 11 else found.get(moved, "loads_made")
-    check("bytes moved by a kernel that loads 1 + 10 and stores 1000", moved, 1011, hint)
+    require_equal(
+        "bytes moved by a kernel that loads 1 + 10 and stores 1000", moved, 1011, hint
+    )
     products = [[node("mm", (0, 1), 4)], [node("mm", (3, 0), 5)]]
     fact = "bytes moved by three kernels: loads 1 + 10, 1 + 10 and 1000 + 1, and stores 1000"
-    check(fact, traffic([one, *products], set()), 2023, "not_stored")
+    require_equal(fact, traffic([one, *products], set()), 2023, "not_stored")
     found = traffic([one, *products], {3})
-    check(f"{fact}, which is in `keep`", found, 2023, "stores_twice")
+    require_equal(f"{fact}, which is in `keep`", found, 2023, "stores_twice")
     moved = traffic([[node("add_", (0, 1), 0)]], {0})
     fact = "bytes moved by a kernel in place, which loads 1 + 10 and stores 1"
-    check(fact, moved, 12, "loads_late")
+    require_equal(fact, moved, 12, "loads_late")
     moved = traffic([[node("add_", (0, 1), 0), node("mul_", (0, 1), 0)]], {0})
-    check(f"{fact} although it writes it twice", moved, 12, "stores_twice")
+    require_equal(f"{fact} although it writes it twice", moved, 12, "stores_twice")
     last = [[node("mm", (0, 1), 2)], [node("add", (2, 0), 3)], [node("mul_", (2, 1), 2)]]
     fact = "bytes moved if the last kernel writes a buffer that only an earlier kernel reads"
-    check(fact, traffic(last, {3}), 1322, "stores_dead")
+    require_equal(fact, traffic(last, {3}), 1322, "stores_dead")
 
 
 @step(4, "replay for any size", "three graphs for all sizes, and results that stay", "Buckets",
       crashes=NO_RETURN | {"size of tensor": "input_rows"})  # fmt: skip
-def buckets(theirs, ours, lesson):
+def buckets(submission, reference, lesson):
     captured, replays, plain = [], [], []
 
     class Graph:
@@ -322,38 +327,39 @@ def buckets(theirs, ours, lesson):
         pairs = zip(results, inputs, strict=True)
         return all(torch.equal(r[: len(x)], 2 * x) for r, x in pairs)
 
-    call = theirs.Buckets(Graph, slow, (32, 8, 16))
+    call = submission.Buckets(Graph, slow, (32, 8, 16))
     rows = [5, 8, 9, 3]
     inputs = [torch.full((n, 2), float(n)) for n in rows]
     results = [call(x) for x in inputs]
     at_once = [call(x).clone() for x in inputs]
-    check("rows of the results for x of 5, 8, 9 and 3 rows", [len(r) for r in results], rows,
+    require_equal("rows of the results for x of 5, 8, 9 and 3 rows",
+          [len(r) for r in results], rows,
           "rows")  # fmt: skip
     fact, graphs = "graphs captured for 5, 8, 9 and 3 rows, each twice", sorted(captured)
     hint = "captures_each" if len(graphs) > len(set(graphs)) else "bucket"
-    check(fact, graphs, [8, 16], "captured_early" if graphs == [8, 16, 32] else hint)
+    require_equal(fact, graphs, [8, 16], "captured_early" if graphs == [8, 16, 32] else hint)
     hint = "not_replayed" if len(replays) < 8 else "replayed_twice"
-    check("number of replays in eight calls", len(replays), 8, hint)
-    check("rows of the graphs that were replayed", replays, [8, 8, 16, 8] * 2, "bucket")
-    ask(right(at_once), "a result is wrong immediately after the call", "stale")
-    ask(right(results), "a result was right, and changed during a later call", "borrowed")
+    require_equal("number of replays in eight calls", len(replays), 8, hint)
+    require_equal("rows of the graphs that were replayed", replays, [8, 8, 16, 8] * 2, "bucket")
+    require(right(at_once), "a result is wrong immediately after the call", "stale")
+    require(right(results), "a result was right, and changed during a later call", "borrowed")
     large, found = torch.ones(33, 2), "no result"
     try:
         found = call(large)
     except Exception as error:
         plain.append(type(error).__name__)
-    check("calls of plain, for 33 rows", plain, [33], "too_large")
+    require_equal("calls of plain, for 33 rows", plain, [33], "too_large")
     good = torch.is_tensor(found) and torch.equal(found, 2 * large)
-    ask(good, "the result for 33 rows is not that of plain", "too_large")
+    require(good, "the result for 33 rows is not that of plain", "too_large")
 
 
 @step(5, "read a trace", "idle time in several streams, and whose fault it is", "idle")
-def idle(theirs, ours, lesson):
+def idle(submission, reference, lesson):
     def seconds(*kernels: tuple[float, float, float]) -> list[float]:
-        found = theirs.idle(list(kernels))
-        ask(found is not None, "idle returned None", "no_return")
+        found = submission.idle(list(kernels))
+        require(found is not None, "idle returned None", "no_return")
         good = isinstance(found, (tuple, list)) and len(found) == 2
-        ask(good, f"idle returned {found}", "pair")
+        require(good, f"idle returned {found}", "pair")
         return list(map(float, found))
 
     fact = "seconds of all gaps, and of those due to the host, "
@@ -361,14 +367,16 @@ def idle(theirs, ours, lesson):
     hints = {(3, 5): "swapped", (5, 0.75): "late_part", (5, 2.25): "late_part"}
     hint = hints.get(tuple(found), "late" if found[0] == 5 else "streams")
     hint = "before_first" if found[0] == 6 else hint
-    check(f"{fact}in one stream", found, [5.0, 3.0], hint)
+    require_equal(f"{fact}in one stream", found, [5.0, 3.0], hint)
     found = seconds((0.0, 1.0, 3.0), (3.0, 4.0, 5.0))
-    check(f"{fact}if a kernel is launched when the gap begins", found, [1.0, 0.0], "late")
+    require_equal(
+        f"{fact}if a kernel is launched when the gap begins", found, [1.0, 0.0], "late"
+    )
     two = [(0.0, 1.0, 9.0), (0.1, 2.0, 3.0), (0.2, 5.0, 6.0), (0.3, 10.0, 11.0)]
     found = seconds(*two)
     hint = "unsorted" if found[0] == 3 else "streams"  # the gap after sorting by end
-    check(f"{fact}in two streams", found, [1.0, 0.0], hint)
+    require_equal(f"{fact}in two streams", found, [1.0, 0.0], hint)
     found = seconds(*two[::-1])
-    check(f"{fact}listed in another order", found, [1.0, 0.0], "unsorted")
+    require_equal(f"{fact}listed in another order", found, [1.0, 0.0], "unsorted")
     found = seconds((0.3, 1.0, 2.0), (0.2, 3.0, 4.0), (0.1, 5.0, 6.0))
-    check(f"{fact}launched in another order", found, [2.0, 0.0], "unsorted")
+    require_equal(f"{fact}launched in another order", found, [2.0, 0.0], "unsorted")

@@ -12,8 +12,18 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
+from graders.dsl import (
+    Lab,
+    allclose,
+    at_most,
+    before,
+    groups_wanted,
+    named,
+    require,
+    require_equal,
+    show,
+)
 from graders.runner import Group
-from graders.tools import Lab, ask, at_most, before, check, groups_wanted, named, same, show
 
 HINTS = {
     "not_all": "dist.new_group is a collective. Every rank must call it for every group, in "
@@ -90,36 +100,36 @@ HINTS = {
     "all_reduce, on two ranks.",
 }  # fmt: skip
 LAB = Lab(HINTS)
-step = functools.partial(LAB.step, worlds=(4,))
+step = functools.partial(LAB.step, world_sizes=(4,))
 
 
 def on_all(group: Group, fact: str, wanted: Any, hint: str) -> None:
     """Raise `Wrong` unless what each rank reported under this name is what it should be."""
     for found in group.facts(fact):
-        check(fact, found, wanted, hint)
+        require_equal(fact, found, wanted, hint)
 
 
 # --- 1: groups ----------------------------------------------------------------------------
 
 
 @step(1, "nodes and rails", "two groups, made by all ranks alike", "make_groups")
-def groups(theirs, ours, lesson):
+def groups(submission, reference, lesson):
     world, rank = lesson.world, lesson.rank
     for local in (2, world, 1):  # two nodes, one node, and nodes of one rank
         # a rank alone in its calls would wait for the others: look before any group is made
-        wanted = groups_wanted(theirs, lambda n=local: theirs.make_groups(n))
+        wanted = groups_wanted(submission, lambda n=local: submission.make_groups(n))
         everyone: list = [None] * world
         dist.all_gather_object(everyone, wanted)
         for other, calls in enumerate(everyone):
             what = f"with local = {local}, rank 0 makes the groups {everyone[0]}, and rank"
-            ask(calls == everyone[0], f"{what} {other} makes {calls}", "not_all")
+            require(calls == everyone[0], f"{what} {other} makes {calls}", "not_all")
         for ranks in wanted:
             what = f"with local = {local}, a group has the ranks {ranks}, and there are {world}"
-            ask(max(ranks) < world, what, "outside")
-        made = theirs.make_groups(local)
+            require(max(ranks) < world, what, "outside")
+        made = submission.make_groups(local)
         pair = isinstance(made, (tuple, list)) and len(made) == 2
         what = f"make_groups({local}) returns {made if made is None else 'one value'}"
-        ask(pair, f"{what} on rank {rank}", "two_groups")
+        require(pair, f"{what} on rank {rank}", "two_groups")
         first = rank // local * local
         for name, group, true in (
             ("node", made[0], list(range(first, first + local))),
@@ -129,9 +139,9 @@ def groups(theirs, ours, lesson):
             found = sorted(dist.get_process_group_ranks(group)) if is_group else show(group)
             what = f"make_groups({local}) returns a {type(group).__name__} as the {name}"
             outside = group == dist.GroupMember.NON_GROUP_MEMBER
-            ask(is_group or outside, f"{what}, and not a process group", "two_groups")
+            require(is_group or outside, f"{what}, and not a process group", "two_groups")
             found = "a group to which the rank does not belong" if outside else found
-            check(f"with local = {local}, the {name} of rank {rank}", found, true, name)
+            require_equal(f"with local = {local}, the {name} of rank {rank}", found, true, name)
 
 
 # --- 2: two levels ------------------------------------------------------------------------
@@ -155,8 +165,8 @@ SIZES = r"[sS]hape|size|divisible|equal|multiple"
     crashes={SIZES: "not_padded"},
     symmetric=False,  # one rank of a node may do more, and is told that it sends too much
 )  # fmt: skip
-def two_levels(theirs, ours, lesson):
-    node, rail = ours.make_groups(2)
+def two_levels(submission, reference, lesson):
+    node, rail = reference.make_groups(2)
     rail_numel = [0]
 
     def count(*args, **kwargs):
@@ -174,11 +184,11 @@ def two_levels(theirs, ours, lesson):
         rail_numel[0] = 0
         with lesson.phase("sum"):
             try:
-                result = theirs.all_reduce_two_levels(flat, node, rail)
+                result = submission.all_reduce_two_levels(flat, node, rail)
             except RuntimeError as error:
                 fits = n == 65 or not re.search(SIZES, str(error))
                 what = f"with {n} numbers, a collective gets tensors whose sizes do not fit"
-                ask(fits, what, "piece_size")
+                require(fits, what, "piece_size")
                 raise
         known = {"the sum": truth, "unchanged": own, "the sum of a node": within}
         known |= {"the mean": truth / lesson.world, "half of the sum": truth / 2}
@@ -196,26 +206,28 @@ def two_levels(theirs, ours, lesson):
             found = "not waited for"
         lesson.fact(f"{n} numbers become", found)
         lesson.fact(f"of {n} numbers, sent between nodes", rail_numel[0])
-    node, rail = ours.make_groups(lesson.world)  # one node of four ranks
+    node, rail = reference.make_groups(lesson.world)  # one node of four ranks
     flat = (torch.arange(8) + 1.0) * (lesson.rank + 1)
     try:
-        theirs.all_reduce_two_levels(flat, node, rail)
+        submission.all_reduce_two_levels(flat, node, rail)
     except RuntimeError as error:
         if not re.search(SIZES, str(error)):
             raise
-    lesson.fact("on one node of 4 ranks, the numbers become the sum", same(flat, truth[:8]))
+    lesson.fact("on one node of 4 ranks, the numbers become the sum", allclose(flat, truth[:8]))
 
 
 @two_levels.judge
 def _(group):
     found = group.facts("64 numbers become")
     for mistake, hint in MISTAKES.items():
-        ask(mistake not in found, f"64 numbers become {mistake}; it should be the sum", hint)
+        require(
+            mistake not in found, f"64 numbers become {mistake}; it should be the sum", hint
+        )
     on_all(group, "64 numbers become", "the sum", "other")
     on_all(group, "65 numbers become", "the sum", "not_padded")
     sent = max(group.facts("of 64 numbers, sent between nodes"))
     padded = f"of 64 numbers, a rank sends {sent} between the nodes; 32 are enough"
-    ask(sent != 33, padded, "padded_always")
+    require(sent != 33, padded, "padded_always")
     on_all(group, "of 64 numbers, sent between nodes", at_most(32), "between")
     on_all(group, "of 65 numbers, sent between nodes", at_most(33), "between")
     on_all(group, "on one node of 4 ranks, the numbers become the sum", True, "piece_size")
@@ -276,7 +288,7 @@ def watch_waits() -> Waits:
     3, "bf16 that forgets nothing", "half of the bytes, and 8 steps without drift",
     "bf16_hook", own="bf16_hook Feedback",
 )  # fmt: skip
-def hook(theirs, ours, lesson):
+def hook(submission, reference, lesson):
     kinds, sent, means, firsts = set(), torch.zeros(2, 256), [], []
     now, waits = [0], watch_waits()
     real = dist.ProcessGroup.allreduce
@@ -304,16 +316,16 @@ def hook(theirs, ours, lesson):
 
     def drift(*buckets: int) -> float:
         """How far the sum of what was sent is from that of 8 equal gradients."""
-        state = theirs.Feedback()
+        state = submission.Feedback()
         sent.zero_()
         for again in range(8):
             for i in buckets:
                 now[0], waits.inside = i, True
-                future = theirs.bf16_hook(state, Bucket(gradients[i].clone(), i))
+                future = submission.bf16_hook(state, Bucket(gradients[i].clone(), i))
                 waits.inside = False
                 kind = type(future).__name__
                 what = f"the hook returns {'None' if future is None else f'a {kind}'}"
-                ask(isinstance(future, torch._C.Future), what, "future")
+                require(isinstance(future, torch._C.Future), what, "future")
                 mean = future.wait()
                 means.append(mean[0] if isinstance(mean, (list, tuple)) else mean)
                 if again == i == 0:
@@ -332,9 +344,9 @@ def hook(theirs, ours, lesson):
         return error(total, 8 * gradients[0])
 
     one, two = drift(0), drift(0, 1)
-    ask(kinds, "the hook calls no all-reduce that the checker sees", "not_sent")
-    check("the hook sends tensors of", sorted(kinds), ["bfloat16"], "wire")
-    ask(not waits.found, "the hook waits before it returns", "waits")
+    require(kinds, "the hook calls no all-reduce that the checker sees", "not_sent")
+    require_equal("the hook sends tensors of", sorted(kinds), ["bfloat16"], "wire")
+    require(not waits.found, "the hook waits before it returns", "waits")
     known = {
         "no_feedback": mistaken(lambda g, wanted, rounded: 0 * g),
         "feedback_of_gradient": mistaken(lambda g, wanted, rounded: g - rounded),
@@ -344,25 +356,25 @@ def hook(theirs, ours, lesson):
     )
     what += " by a relative error of {:.1e}; with feedback, it is less than 5e-04"
     hint = named(one, known, 1e-3, "feedback_scale")
-    ask(one <= 5e-4, what.format("one bucket", one), hint)
-    ask(two <= 5e-4, what.format("two buckets", two), "shared")
+    require(one <= 5e-4, what.format("one bucket", one), hint)
+    require(two <= 5e-4, what.format("two buckets", two), "shared")
     what = "the first call with a new Feedback() sends other numbers than in the run before"
-    ask(torch.equal(*firsts), what, "state")
+    require(torch.equal(*firsts), what, "state")
     relative = error(means[-1].float(), truth[1])
-    check("the relative error of the mean", relative, at_most(0.02), "mean")
-    check("the dtype of the mean", str(means[-1].dtype), "torch.float32", "mean")
+    require_equal("the relative error of the mean", relative, at_most(0.02), "mean")
+    require_equal("the dtype of the mean", str(means[-1].dtype), "torch.float32", "mean")
 
 
 # --- 4: local SGD -------------------------------------------------------------------------
 
 
 @step(4, "local SGD", "one collective for `every` steps, and the mean of all weights",
-      "LocalSGD", worlds=(4, 2))  # fmt: skip
-def local(theirs, ours, lesson):
+      "LocalSGD", world_sizes=(4, 2))  # fmt: skip
+def local(submission, reference, lesson):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
     optimizer = torch.optim.SGD([{"params": part.parameters()} for part in model], lr=0.5)
-    trainer = theirs.LocalSGD(optimizer, every=3)
+    trainer = submission.LocalSGD(optimizer, every=3)
     firsts, bias = [part.weight.flatten()[0] for part in model], model[0].bias.detach().clone()
     start = torch.stack(firsts).tolist()
     moved: list[list[float]] = [[], []]  # of the two groups of parameters
@@ -389,26 +401,26 @@ def _(group):
     phases = sorted({c.phase for c in calls})
     hint = "too_often" if len(phases) > 2 else "when"
     right = phases in (["step 3", "step 6"], [])
-    ask(right, f"the ranks call collectives in {', '.join(phases)}, and every = 3", hint)
+    require(right, f"the ranks call collectives in {', '.join(phases)}, and every = 3", hint)
     _, _, after, then, _, _ = zip(*group.facts("moved"), strict=True)
     apart, start = max(after) - min(after), group.facts("start")[0]
     idle = all(abs(moved) < 1e-3 for moved in after)
-    ask(not idle, "after step 3 no weight has moved", "no_step")
+    require(not idle, "after step 3 no weight has moved", "no_step")
     hint = "gradients" if abs(apart - 0.5 * (n - 1)) < 1e-3 and phases else "never"
-    ask(apart <= 1e-3, f"after step 3 the weights have moved by {[*after]}", hint)
+    require(apart <= 1e-3, f"after step 3 the weights have moved by {[*after]}", hint)
     mean = f"after step 3 the mean of the weights has moved by {after[0]}; it should be {-due}"
     alone = [-1.5 * (rank + 1) for rank in range(n)]
     known = {
         "sum": (n - 1) * start - n * due, "one_rank": alone,
         "of_gradients": (n + 1) / 2 - start,
     }  # fmt: skip
-    ask(abs(after[0] + due) <= 1e-2, mean, named(after[0], known, 1e-2))
+    require(abs(after[0] + due) <= 1e-2, mean, named(after[0], known, 1e-2))
     biases = group.facts("bias moved")
     what = f"after step 3, a bias has moved by {biases}; it should be {-due} on all ranks"
-    ask(all(abs(each + due) <= 1e-2 for each in biases), what, "all_weights")
+    require(all(abs(each + due) <= 1e-2 for each in biases), what, "all_weights")
     second = [moved[2] for moved in group.facts("second group moved")]
     what = "after step 3, the weights of the second group of parameters have moved by"
-    ask(all(abs(each + due) <= 1e-2 for each in second), f"{what} {second}", "all_groups")
-    ask(len(calls) <= 2, f"two averages call {len(calls)} collectives", "one_by_one")
+    require(all(abs(each + due) <= 1e-2 for each in second), f"{what} {second}", "all_groups")
+    require(len(calls) <= 2, f"two averages call {len(calls)} collectives", "one_by_one")
     alone = tuple(round(-due - 0.5 * (r + 1), 3) for r in range(n))
-    ask(then == alone, f"after step 4 the weights have moved by {[*then]}", "other")
+    require(then == alone, f"after step 4 the weights have moved by {[*then]}", "other")

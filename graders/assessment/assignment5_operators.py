@@ -7,8 +7,8 @@ import torch
 import torch._dynamo  # torch.library imports it: once here, not in every process
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from graders.dsl import Lab, Passes, Watch, import_late_parts, require_equal
 from graders.runner import Wrong
-from graders.tools import Lab, Passes, Watch, check, import_late_parts
 
 HINTS = {
     "cpp": "g++ cannot compile the C++ code, and its message is quoted. The first number "
@@ -184,9 +184,9 @@ def fault_of(found: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> str:
            own="build source",
            crashes={r"'g\+\+'": "compiler", ": error: ": "cpp"} | CRASHES,
            )  # fmt: skip
-def kernel(theirs, ours, lesson):
+def kernel(submission, reference, lesson):
     with tempfile.TemporaryDirectory() as folder:
-        run = theirs.build(folder)
+        run = submission.build(folder)
 
     def filtered(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         x, w, y = between_nan(x), between_nan(w), torch.full_like(x, USED)
@@ -199,7 +199,7 @@ def kernel(theirs, ours, lesson):
     places = ", ".join(map(str, (y == 1).nonzero()[:, 1].tolist()))
     fact = "x is 1 at t = 4 only, and w is 0, 0, 1, 0; the t at which y is 1"
     if not y.isnan().any() and not (y >= USED / 2).any():
-        check(fact, places or "no place", "6", early_or_late(places))
+        require_equal(fact, places or "no place", "6", early_or_late(places))
     generator = torch.Generator().manual_seed(0)
     w = torch.tensor([1.0, -2.0, 0.5, 3.0, -1.5], dtype=torch.float64)
     for n, k in ((11, 4), (3, 5)):
@@ -208,7 +208,7 @@ def kernel(theirs, ours, lesson):
         right = torch.isclose(found, wanted, 1e-10, 1e-12)
         fact = f"numbers of y that are right, of {3 * n}, for 3 rows of {n} and {k} taps"
         hint = fault_of(found, x, w[:k]) if k < n else "long_filter"
-        check(fact, int(right.sum()), 3 * n, hint)
+        require_equal(fact, int(right.sum()), 3 * n, hint)
 
 
 class Kernel:
@@ -275,12 +275,12 @@ class Kernel:
 @LAB.alone(2, "the operator", "strides, dtypes, the fake and the gradients are right",
            "register", crashes={"no autograd formula": "no_autograd"} | CRASHES,
            )  # fmt: skip
-def operator(theirs, ours, lesson):
+def operator(submission, reference, lesson):
     kernel = Kernel()
-    operator = theirs.register(kernel, "graded::causal")
+    operator = submission.register(kernel, "graded::causal")
     registered = callable(operator) and hasattr(torch.ops.graded, "causal")
     fact = "register has registered and returned graded::causal"
-    check(fact, registered, True, "not_registered")
+    require_equal(fact, registered, True, "not_registered")
     generator = torch.Generator().manual_seed(1)
 
     def draw(*shape: int) -> torch.Tensor:
@@ -304,20 +304,26 @@ def operator(theirs, ours, lesson):
     first, true = call(*small), truth_of(*small)
     read_as_fp32 = true.view(torch.float32).flatten()[:3].tolist() == first.flatten().tolist()
     hint = "dtype" if read_as_fp32 else "other"
-    check("the numbers are right if x is [1, 3] and w has 2 taps", right(*small), True, hint)
-    check("the numbers are right", right(x, w), True, "other")
+    require_equal(
+        "the numbers are right if x is [1, 3] and w has 2 taps", right(*small), True, hint
+    )
+    require_equal("the numbers are right", right(x, w), True, "other")
     again = right(0 * small[0], small[1]) and torch.allclose(first, true)
-    check("a result stays when the operator is called again", again, True, "state")
+    require_equal("a result stays when the operator is called again", again, True, "state")
     small = draw(1, 3).float(), draw(2).float()
-    check("dtype of the result for fp32", str(call(*small).dtype), "torch.float32", "dtype")
-    check("the numbers are right for fp32", right(*small), True, "dtype")
+    require_equal(
+        "dtype of the result for fp32", str(call(*small).dtype), "torch.float32", "dtype"
+    )
+    require_equal("the numbers are right for fp32", right(*small), True, "dtype")
     is_right = "the numbers are right if"
-    check(f"{is_right} x is transposed", right(strided, w), True, "strided")
-    check(f"{is_right} w is every second of six", right(x, draw(6)[::2]), True, "strided")
+    require_equal(f"{is_right} x is transposed", right(strided, w), True, "strided")
+    require_equal(
+        f"{is_right} w is every second of six", right(x, draw(6)[::2]), True, "strided"
+    )
     for shape in ((2, 2, 9), (5, 9), (9,), (0, 9)):
-        check(f"{is_right} x is {list(shape)}", right(draw(*shape), w), True, "rows")
+        require_equal(f"{is_right} x is {list(shape)}", right(draw(*shape), w), True, "rows")
     good = right(draw(2, 3), draw(5))
-    check(f"{is_right} x is [2, 3] and w has 5 taps", good, True, "long_filter")
+    require_equal(f"{is_right} x is [2, 3] and w has 5 taps", good, True, "long_filter")
 
     for given in (strided, strided.float()):
         kernel.x = given.to("meta")
@@ -326,11 +332,14 @@ def operator(theirs, ours, lesson):
         except (NotImplementedError, RuntimeError) as error:  # there is no fake
             raise Wrong(f"without numbers: {str(error)[:60]}", "fake") from error
         found = f"{list(fake.shape)}, {fake.dtype}, {fake.device}"
-        check("shape, dtype and device of the fake", found, f"[2, 9], {given.dtype}, meta",
+        require_equal("shape, dtype and device of the fake", found,
+              f"[2, 9], {given.dtype}, meta",
               "fake_result")  # fmt: skip
     kernel.x = x
     strides = operator(strided.float(), w.float()).stride()
-    check("strides of the fake for a transposed x", fake.stride(), strides, "fake_strides")
+    require_equal(
+        "strides of the fake for a transposed x", fake.stride(), strides, "fake_strides"
+    )
 
     cases = [("[2, 9]", draw(2, 9), draw(3), None), ("[9]", draw(9), draw(3), "grad_rows")]
     cases += [("[2, 2, 4]", draw(2, 2, 4), draw(3), "grad_rows")]
@@ -344,7 +353,7 @@ def operator(theirs, ours, lesson):
         truth = torch.autograd.grad(truth.sum(), (x, w))
         kernel.x = x.detach()
         found = operator(x, w)
-        check("the result requires gradients", found.requires_grad, True, "no_autograd")
+        require_equal("the result requires gradients", found.requires_grad, True, "no_autograd")
         try:
             found = found if expanded else found * weights
             grads = torch.autograd.grad(found.sum(), (x, w), allow_unused=True)
@@ -355,7 +364,7 @@ def operator(theirs, ours, lesson):
         for name, grad, true in zip("xw", grads, truth, strict=True):
             good = grad is not None and grad.shape == true.shape and torch.allclose(grad, true)
             fact = f"the gradient of {name} is right if x is {case}"
-            check(fact, good, True, hint or f"grad_{name}")
+            require_equal(fact, good, True, hint or f"grad_{name}")
 
 
 class Transforms(TorchDispatchMode):
@@ -382,41 +391,43 @@ class Transforms(TorchDispatchMode):
 
 @LAB.alone(3, "by FFT", "the numbers equal the sums, at fast sizes", "fast_size fft_causal",
            crashes=CRASHES)  # fmt: skip
-def fft(theirs, ours, lesson):
-    sizes = [theirs.fast_size(n) for n in (1, 7, 11, 13, 97, 121, 1009)]
-    check("fast_size returned None", None in sizes, False, "none")
+def fft(submission, reference, lesson):
+    sizes = [submission.fast_size(n) for n in (1, 7, 11, 13, 97, 121, 1009)]
+    require_equal("fast_size returned None", None in sizes, False, "none")
     wanted = [1, 7, 12, 14, 98, 125, 1024]
-    check("fast sizes from 1, 7, 11, 13, 97, 121, 1009 on", sizes, wanted, "slow_size")
-    theirs.fast_size = ours.fast_size
+    require_equal("fast sizes from 1, 7, 11, 13, 97, 121, 1009 on", sizes, wanted, "slow_size")
+    submission.fast_size = reference.fast_size
     for n, k in ((16, 5), (20, 9), (8, 8), (27, 19), (30, 8), (18, 9), (5, 12)):
         x = torch.randn(2, n, dtype=torch.float64, generator=torch.Generator().manual_seed(n))
         w = torch.linspace(1, 2, k, dtype=torch.float64)
         with Transforms() as used:
-            y = theirs.fft_causal(x, w)
+            y = submission.fft_causal(x, w)
         wanted, case = truth_of(x, w), f"n = {n} and k = {k}"
         hint = "complex" if y.is_complex() else "fft_dtype"
-        check(f"dtype for {case}", str(y.dtype), "torch.float64", hint)
+        require_equal(f"dtype for {case}", str(y.dtype), "torch.float64", hint)
         full = truth_of(torch.nn.functional.pad(x, (0, k - 1)), w)
         late = y.shape == x.shape and torch.allclose(y, full[..., k - 1 :])
-        check(f"the shape of the result for {case}", list(y.shape), [2, n], "cut")
+        require_equal(f"the shape of the result for {case}", list(y.shape), [2, n], "cut")
         fact, good = f"the numbers are right for {case}", torch.allclose(y, wanted)
         hint = "cut" if late and not good else fft_fault(y, x, w, used)
-        check(fact, good, True, hint)
+        require_equal(fact, good, True, hint)
         some = Passes("at least 1", lambda count: count > 0)
-        check(f"transforms for {case}", len(used.forward), some, "no_fft")
-        check(f"complex transforms for {case}", used.complex, 0, "complex")
-        slow = [size for size in used.forward if ours.fast_size(size) != size]
-        check(f"slow sizes of transforms for {case}", slow, [], "not_fast")
-    single = theirs.fft_causal(x.float(), w.float())
-    check("dtype for fp32", str(single.dtype), "torch.float32", "fft_dtype")
+        require_equal(f"transforms for {case}", len(used.forward), some, "no_fft")
+        require_equal(f"complex transforms for {case}", used.complex, 0, "complex")
+        slow = [size for size in used.forward if reference.fast_size(size) != size]
+        require_equal(f"slow sizes of transforms for {case}", slow, [], "not_fast")
+    single = submission.fft_causal(x.float(), w.float())
+    require_equal("dtype for fp32", str(single.dtype), "torch.float32", "fft_dtype")
     for shape in ((5,), (2, 3, 5)):
         x = torch.ones(shape, dtype=torch.float64)
         try:
-            y = theirs.fft_causal(x, w)
+            y = submission.fft_causal(x, w)
         except (IndexError, RuntimeError) as error:
             raise Wrong(f"for an x of shape {list(shape)}: {error}", "fft_rows") from error
         good = y.shape == x.shape and torch.allclose(y, truth_of(x, w))
-        check(f"the numbers are right for an x of shape {list(shape)}", good, True, "fft_rows")
+        require_equal(
+            f"the numbers are right for an x of shape {list(shape)}", good, True, "fft_rows"
+        )
 
 
 def fft_fault(y: torch.Tensor, x: torch.Tensor, w: torch.Tensor, used: Transforms) -> str:
@@ -442,7 +453,7 @@ def added(entries: torch.Tensor, found: torch.Tensor, wanted: torch.Tensor, plai
            "SparseProduct", crashes={"invalid gradient at index 0": "values",
            "invalid gradient at index 3": "transposed", "index .* out of": "index"} | CRASHES,
            )  # fmt: skip
-def sparse(theirs, ours, lesson):
+def sparse(submission, reference, lesson):
     draw = torch.Generator().manual_seed(3)
     m, n, entries = 50, 60, 200
     rows = torch.randint(0, m - 3, (entries,), generator=draw)  # the last rows are empty
@@ -458,20 +469,22 @@ def sparse(theirs, ours, lesson):
                                                    accumulate=True)  # fmt: skip
     wanted = matrix @ dense
     truth = torch.autograd.grad((wanted * weights).sum(), (values, dense))
-    apply = theirs.SparseProduct.apply
+    apply = submission.SparseProduct.apply
     with Watch() as watch:
         found = apply(values, rows, cols, dense, m)
     same = torch.equal(values, copies[0]) and torch.equal(dense, copies[1])
-    check("forward changed values or dense", not same, False, "in_place")
+    require_equal("forward changed values or dense", not same, False, "in_place")
     shape = f"{list(found.shape)}, {found.dtype}"
-    check("shape and dtype of the product", shape, f"[{m}, 3], torch.float64", "shape")
+    require_equal("shape and dtype of the product", shape, f"[{m}, 3], torch.float64", "shape")
     good = torch.allclose(found, wanted)
     hint = added(rows, found, wanted, pattern @ dense, "product")
-    check("the product is right", good, True, hint)
+    require_equal("the product is right", good, True, hint)
     apply(2 * values, rows.flip(0), cols.flip(0), 3 * dense, m)  # before the gradients
     with watch:
         grads = torch.autograd.grad((found * weights).sum(), (values, dense), allow_unused=True)
-    check("gradients that are None", sum(grad is None for grad in grads), 0, "grad_count")
+    require_equal(
+        "gradients that are None", sum(grad is None for grad in grads), 0, "grad_count"
+    )
     hints = "values", added(cols, grads[1], truth[1], pattern.t() @ weights, "transposed")
     later = torch.autograd.grad(
         (apply(values, rows, cols, dense, m) * weights).sum(), (values, dense)
@@ -482,6 +495,6 @@ def sparse(theirs, ours, lesson):
         good = grad.shape == true.shape and torch.allclose(grad, true)
         if not good and torch.allclose(alone, true):
             hint = "state"
-        check(f"the gradient of {name} is right", good, True, hint)
+        require_equal(f"the gradient of {name} is right", good, True, hint)
     fewer = Passes(f"fewer than {m} times {n}", lambda most: most < m * n)
-    check("the most numbers in one tensor", watch.largest, fewer, "dense")
+    require_equal("the most numbers in one tensor", watch.largest, fewer, "dense")

@@ -8,8 +8,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from graders.dsl import Lab, Passes, Watch, at_most, import_late_parts, require_equal
 from graders.runner import Wrong
-from graders.tools import Lab, Passes, Watch, at_most, check, import_late_parts
 
 HINTS = {
     "rounds": "The number of rounds is wrong. Philox4x32-10 has ten rounds.",
@@ -116,14 +116,16 @@ def words_of(counters: torch.Tensor, keys: list, multiply: Callable, multipliers
     return torch.stack([a, b, c, d], -1)
 
 
-def variants(ours, counters: torch.Tensor, key: tuple) -> dict[str, tuple[torch.Tensor, str]]:
+def variants(
+    reference, counters: torch.Tensor, key: tuple
+) -> dict[str, tuple[torch.Tensor, str]]:
     """What common mistakes compute, with the hint of each; the right words come first."""
-    w0, w1 = ours.WEYL
+    w0, w1 = reference.WEYL
 
     def of(rounds: int, step: Callable = lambda n: (n * w0, n * w1), mask: int = LOW, **how):
         added = map(step, range(rounds))
         keys = [(key[0] + k0 & mask, key[1] + k1 & mask) for k0, k1 in added]
-        how = {"multiply": ours.multiply, "multipliers": ours.MULTIPLIERS} | how
+        how = {"multiply": reference.multiply, "multipliers": reference.MULTIPLIERS} | how
         return words_of(counters, how.pop("keys", keys), **how)
 
     found = {f"{n} rounds": (of(n), "rounds") for n in (10, *range(1, 10), *range(11, 21))}
@@ -141,9 +143,12 @@ def variants(ours, counters: torch.Tensor, key: tuple) -> dict[str, tuple[torch.
             of(10, keys=[(key[1] + n * w1 & LOW, key[0] + n * w0 & LOW) for n in range(10)]),
             "key",
         ),
-        "exchanged multipliers": (of(10, multipliers=ours.MULTIPLIERS[::-1]), "multipliers"),
+        "exchanged multipliers": (
+            of(10, multipliers=reference.MULTIPLIERS[::-1]),
+            "multipliers",
+        ),
         "exchanged halves of the products": (
-            of(10, multiply=lambda m, x: ours.multiply(m, x)[::-1]),
+            of(10, multiply=lambda m, x: reference.multiply(m, x)[::-1]),
             "halves",
         ),
     }
@@ -153,56 +158,60 @@ def variants(ours, counters: torch.Tensor, key: tuple) -> dict[str, tuple[torch.
 @LAB.alone(
     1, "Philox", "the words are those of Random123, after ten rounds", "philox", crashes=CRASHES
 )
-def philox(theirs, ours, lesson):
+def philox(submission, reference, lesson):
     draw = torch.Generator().manual_seed(0)
     counters = torch.randint(0, 2**32, (8, 4), generator=draw)
     before, key = counters.clone(), (0xA4093822, 0x299F31D0)
-    found = theirs.philox(counters, key)
+    found = submission.philox(counters, key)
     kind = type(found).__name__
     if torch.is_tensor(found):
         kind = f"{list(found.shape)} of {found.dtype}"
     fact = "shape and dtype for counters of shape [8, 4]"
-    check(fact, kind, "[8, 4] of torch.int64", "dimensions")
-    check("philox changed the counters", not torch.equal(counters, before), False, "in_place")
+    require_equal(fact, kind, "[8, 4] of torch.int64", "dimensions")
+    require_equal(
+        "philox changed the counters", not torch.equal(counters, before), False, "in_place"
+    )
     zeros = torch.zeros(1, 4, dtype=torch.int64)
-    known = torch.equal(theirs.philox(zeros, (0, 0)), ours.philox(zeros, (0, 0)))
-    if not (known and torch.equal(found, ours.philox(counters, key))):
-        kinds = variants(ours, counters, key)
+    known = torch.equal(submission.philox(zeros, (0, 0)), reference.philox(zeros, (0, 0)))
+    if not (known and torch.equal(found, reference.philox(counters, key))):
+        kinds = variants(reference, counters, key)
         equal = (name for name, (words, _) in kinds.items() if torch.equal(found, words))
         name = next(equal, "another function")
         hint = kinds[name][1] if name in kinds else "words"
-        check("the words are those of", name, "10 rounds", hint)
-        check("the words for zeros are right", known, True, "words")
+        require_equal("the words are those of", name, "10 rounds", hint)
+        require_equal("the words for zeros are right", known, True, "words")
     for some, wanted in (
         (counters[0], found[0]),
         (counters.view(2, 4, 4), found.view(2, 4, 4)),
     ):
         case = f"for counters of shape {list(some.shape)}"
         try:
-            words = theirs.philox(some, key)
+            words = submission.philox(some, key)
         except (IndexError, RuntimeError, ValueError) as error:
             raise Wrong(f"{case}: {error}", "dimensions") from error
-        check(f"the words {case} are right", torch.equal(words, wanted), True, "dimensions")
+        require_equal(
+            f"the words {case} are right", torch.equal(words, wanted), True, "dimensions"
+        )
 
 
 @LAB.alone(2, "uniform numbers", "the numbers depend on seed, offset and place only", "uniform",
            crashes=CRASHES)  # fmt: skip
-def uniform(theirs, ours, lesson):
+def uniform(submission, reference, lesson):
     def right(*where: int) -> bool:
-        return torch.equal(theirs.uniform(*where), ours.uniform(*where))
+        return torch.equal(submission.uniform(*where), reference.uniform(*where))
 
     for first in range(5):
         for n in (1, 2, 50):
-            shape = list(theirs.uniform(1, 2, first, n).shape)
-            check(f"the shape for first = {first} and n = {n}", shape, [n], "length")
-    long, wanted = theirs.uniform(1, 2, 0, 4000), ours.uniform(1, 2, 0, 4000)
-    check("the shape for first = 0 and n = 4000", list(long.shape), [4000], "length")
-    check("dtype", str(long.dtype), "torch.float32", "dtype")
+            shape = list(submission.uniform(1, 2, first, n).shape)
+            require_equal(f"the shape for first = {first} and n = {n}", shape, [n], "length")
+    long, wanted = submission.uniform(1, 2, 0, 4000), reference.uniform(1, 2, 0, 4000)
+    require_equal("the shape for first = 0 and n = 4000", list(long.shape), [4000], "length")
+    require_equal("dtype", str(long.dtype), "torch.float32", "dtype")
     outside = int(((long < 0) | (long >= 1)).sum())
-    check("numbers outside of [0, 1)", outside, 0, "range")
+    require_equal("numbers outside of [0, 1)", outside, 0, "range")
     counters = torch.zeros(1000, 4, dtype=torch.int64)
     counters[:, 0], counters[:, 2] = torch.arange(1000), 2
-    low = (ours.philox(counters, (1, 0)).flatten() & 0xFFFFFF).float() / 2**24
+    low = (reference.philox(counters, (1, 0)).flatten() & 0xFFFFFF).float() / 2**24
     kind, hint = "others", "counter"
     if torch.equal(long, wanted):
         kind = "right"
@@ -210,21 +219,25 @@ def uniform(theirs, ours, lesson):
         kind, hint = "of the low bits", "low_bits"
     elif torch.allclose(long, wanted, 0, 1e-6):
         kind, hint = "near the right ones, not equal", "range"
-    check("numbers of the elements 0 to 3999", kind, "right", hint)
-    starts = [torch.equal(theirs.uniform(1, 2, k, 50), long[k : k + 50]) for k in range(9)]
+    require_equal("numbers of the elements 0 to 3999", kind, "right", hint)
+    starts = [torch.equal(submission.uniform(1, 2, k, 50), long[k : k + 50]) for k in range(9)]
     wrong = [k for k, good in enumerate(starts) if not good]
-    check("values of first, of 0 to 8, for which the numbers differ", wrong, [], "position")
+    require_equal(
+        "values of first, of 0 to 8, for which the numbers differ", wrong, [], "position"
+    )
     far, there = 2**40, "numbers from element 2^40 + 1 on are right"
-    check(there, right(1, 2, far + 1, 9), True, "counter")
-    others = not torch.equal(theirs.uniform(1, 3, 0, 9), long[:9])
-    check("another offset gives others", others and right(1, far, 0, 9), True, "offset")
-    check("numbers for a seed of 41 bits are right", right(far + 1, 2, 0, 9), True, "seed")
+    require_equal(there, right(1, 2, far + 1, 9), True, "counter")
+    others = not torch.equal(submission.uniform(1, 3, 0, 9), long[:9])
+    require_equal("another offset gives others", others and right(1, far, 0, 9), True, "offset")
+    require_equal(
+        "numbers for a seed of 41 bits are right", right(far + 1, 2, 0, 9), True, "seed"
+    )
 
 
 @LAB.alone(3, "dropout without a mask",
            "the mask is drawn again in backward, the same on all ranks",
            "Dropout", crashes=CRASHES)  # fmt: skip
-def dropout(theirs, ours, lesson):
+def dropout(submission, reference, lesson):
     drawn = []
 
     def counted(function: Callable) -> Callable:
@@ -234,28 +247,39 @@ def dropout(theirs, ours, lesson):
 
         return call
 
-    theirs.uniform, theirs.philox = counted(theirs.uniform), counted(theirs.philox)
-    apply, saved = theirs.Dropout.apply, []
+    submission.uniform, submission.philox = (
+        counted(submission.uniform),
+        counted(submission.philox),
+    )
+    apply, saved = submission.Dropout.apply, []
     x = torch.ones(40, 50, requires_grad=True)
     with torch.autograd.graph.saved_tensors_hooks(
         lambda t: saved.append(t.numel()) or t, lambda t: t
     ):
         y = apply(x, 0.25, 5, 1)
-    check("forward changed x", not torch.equal(x, torch.ones(40, 50)), False, "in_place")
+    require_equal(
+        "forward changed x", not torch.equal(x, torch.ones(40, 50)), False, "in_place"
+    )
     held = [v for v in tree_leaves(list(vars(y.grad_fn).values())) if torch.is_tensor(v)]
     stored = sum(saved) + sum(t.numel() for t in held)
-    check("numbers in tensors that are kept for backward", stored, at_most(16), "stored")
+    require_equal(
+        "numbers in tensors that are kept for backward", stored, at_most(16), "stored"
+    )
     quarter = Passes("about 0.25", lambda share: abs(share - 0.25) < 0.05)
-    check("share of zeros for p = 0.25", (y == 0).float().mean().item(), quarter, "share")
+    require_equal(
+        "share of zeros for p = 0.25", (y == 0).float().mean().item(), quarter, "share"
+    )
     more = Passes("4/3", lambda value: abs(value - 4 / 3) < 1e-3)
-    check("for p = 0.25, a 1 that is kept becomes", y.max().item(), more, "not_scaled")
-    truth = ours.Dropout.apply(x, 0.25, 5, 1)
-    check("zeros are where they should be", torch.equal(y == 0, truth == 0), True, "mask")
-    exact = ours.uniform(5, 1, 0, 2000)[7].item()
-    moved = (apply(x, exact, 5, 1) == 0) != (ours.Dropout.apply(x, exact, 5, 1) == 0)
+    require_equal("for p = 0.25, a 1 that is kept becomes", y.max().item(), more, "not_scaled")
+    truth = reference.Dropout.apply(x, 0.25, 5, 1)
+    require_equal(
+        "zeros are where they should be", torch.equal(y == 0, truth == 0), True, "mask"
+    )
+    exact = reference.uniform(5, 1, 0, 2000)[7].item()
+    moved = (apply(x, exact, 5, 1) == 0) != (reference.Dropout.apply(x, exact, 5, 1) == 0)
     fact = "wrong zeros if p is exactly one of the uniform numbers"
     again = torch.equal(apply(x, 0.25, 5, 1), truth)
-    check(fact, int(moved.sum()), 0, "share" if again else "state")
+    require_equal(fact, int(moved.sum()), 0, "share" if again else "state")
 
     apply(x, 0.5, 6, 2)  # before the gradient
     drawn.clear()
@@ -264,18 +288,18 @@ def dropout(theirs, ours, lesson):
     if not torch.equal(grad, truth):
         (alone,) = torch.autograd.grad(apply(x, 0.25, 5, 1).sum(), x)
         fact = "the gradient is right if forward was called again before backward"
-        check(fact, not torch.equal(alone, truth), True, "state")
-    check("a gradient of 1 that is kept becomes", grad.max().item(), more, "not_scaled")
+        require_equal(fact, not torch.equal(alone, truth), True, "state")
+    require_equal("a gradient of 1 that is kept becomes", grad.max().item(), more, "not_scaled")
     alike = torch.equal(grad == 0, y == 0)
-    check("the gradient's zeros are those of the output", alike, True, "other_mask")
+    require_equal("the gradient's zeros are those of the output", alike, True, "other_mask")
     some = Passes("at least 1", lambda count: count > 0)
-    check("calls of uniform() in backward", again, some, "stored")
+    require_equal("calls of uniform() in backward", again, some, "stored")
     part = apply(x[11:21], 0.25, 5, 1, 550)
     (grad,) = torch.autograd.grad(part.sum(), x)
     fact, alike = "rows 11 to 20 alone have the mask that they have in the whole", y[11:21] == 0
-    check(fact, torch.equal(part == 0, alike), True, "first")
+    require_equal(fact, torch.equal(part == 0, alike), True, "first")
     fact = "the gradient of rows 11 to 20 alone has this mask, too"
-    check(fact, torch.equal(grad[11:21] == 0, alike), True, "first")
+    require_equal(fact, torch.equal(grad[11:21] == 0, alike), True, "first")
     wide = torch.ones(50, 40).t().requires_grad_()
     try:
         y = apply(wide, 0.25, 5, 1)
@@ -283,50 +307,53 @@ def dropout(theirs, ours, lesson):
     except RuntimeError as error:
         raise Wrong(f"for a transposed x: {error}", "strided") from error
     good = torch.equal(y == 0, truth == 0) and torch.equal(grad == 0, truth == 0)
-    check("the masks for a transposed x are right", good, True, "strided")
+    require_equal("the masks for a transposed x are right", good, True, "strided")
 
 
 @LAB.alone(4, "rounding by chance", "the mean is right, and integers stay as they are",
            "round_by_chance", crashes=CRASHES)  # fmt: skip
-def chance(theirs, ours, lesson):
-    asked, real = set(), theirs.uniform
+def chance(submission, reference, lesson):
+    asked, real = set(), submission.uniform
 
     def uniform(seed: int, offset: int, first: int, n: int) -> torch.Tensor:
         asked.add(f"seed {seed} and offset {offset}")
         return real(seed, offset, first, n)
 
-    theirs.uniform = uniform
+    submission.uniform = uniform
     whole = torch.cat([torch.arange(-8.0, 8.0), torch.tensor([2.0**22, -(2.0**22)])]).repeat(64)
     for value in (0.25, -0.25, 3.9, -7.5):
         x = torch.full((40, 100), value)
-        found = theirs.round_by_chance(x, 3, 5)
-        check("round_by_chance changed x", bool((x != value).any()), False, "in_place")
+        found = submission.round_by_chance(x, 3, 5)
+        require_equal("round_by_chance changed x", bool((x != value).any()), False, "in_place")
         kind = f"{list(found.shape)}, {found.dtype}"
         fact = "shape and dtype for an x of shape [40, 100]"
-        check(fact, kind, "[40, 100], torch.float32", "like_x")
+        require_equal(fact, kind, "[40, 100], torch.float32", "like_x")
         fractions = int((found != found.round()).sum())
-        check("numbers in the result that are no integers", fractions, 0, "fractions")
+        require_equal("numbers in the result that are no integers", fractions, 0, "fractions")
         several = Passes("2 or more", lambda count: count > 1)
         fact = f"different results for 4000 times {value}"
-        check(fact, len(found.unique()), several, "same_way")
+        require_equal(fact, len(found.unique()), several, "same_way")
         different = min(len(found.unique(dim=dim)) for dim in (0, 1))
-        check("different rows, or columns, of the result", different, several, "same_way")
+        require_equal(
+            "different rows, or columns, of the result", different, several, "same_way"
+        )
         close = Passes(f"about {value}", lambda mean, value=value: abs(mean - value) <= 0.05)
-        check(f"mean for 4000 times {value}", found.mean().item(), close, "biased")
+        require_equal(f"mean for 4000 times {value}", found.mean().item(), close, "biased")
     given = ", ".join(asked) or "seed 3 and offset 5"  # or philox was called
-    check("uniform was called for seed 3 and offset 5 with", given, "seed 3 and offset 5",
+    require_equal("uniform was called for seed 3 and offset 5 with",
+          given, "seed 3 and offset 5",
           "draws")  # fmt: skip
     fact = "the same seed and offset give the same results"
-    check(fact, torch.equal(found, theirs.round_by_chance(x, 3, 5)), True, "draws")
+    require_equal(fact, torch.equal(found, submission.round_by_chance(x, 3, 5)), True, "draws")
     for name, where in (("offset", (3, 1)), ("seed", (4, 5))):
-        same = torch.equal(found, theirs.round_by_chance(x, *where))
-        check(f"another {name} gives the same results", same, False, "draws")
-    changed = int((theirs.round_by_chance(whole, 3, 1) != whole).sum())
-    check("integers that were changed", changed, 0, "moves_integers")
-    theirs.uniform = lambda seed, offset, first, n: torch.zeros(n)
-    changed = int((theirs.round_by_chance(whole, 3, 1) != whole).sum())
+        same = torch.equal(found, submission.round_by_chance(x, *where))
+        require_equal(f"another {name} gives the same results", same, False, "draws")
+    changed = int((submission.round_by_chance(whole, 3, 1) != whole).sum())
+    require_equal("integers that were changed", changed, 0, "moves_integers")
+    submission.uniform = lambda seed, offset, first, n: torch.zeros(n)
+    changed = int((submission.round_by_chance(whole, 3, 1) != whole).sum())
     fact = "integers that were changed while all uniform numbers were 0"
-    check(fact, changed, 0, "moves_integers")
+    require_equal(fact, changed, 0, "moves_integers")
 
 
 class Floats(TorchDispatchMode):
@@ -345,56 +372,60 @@ class Floats(TorchDispatchMode):
 @LAB.alone(5, "a layer in int8", "rows and channels have scales, and the sums are integers",
            "quantize_rows Int8Linear", crashes={"values to unpack": "pair"} | CRASHES,
            )  # fmt: skip
-def int8(theirs, ours, lesson):
+def int8(submission, reference, lesson):
     x = torch.randn(6, 64, generator=torch.Generator().manual_seed(2))
     x[1] *= 1e-4
     x[2] = 0
     x[3, :2] = torch.tensor([-9.0, 9.0])
     before = x.clone()
-    numbers, scale = theirs.quantize_rows(x)
-    check("quantize_rows changed x", not torch.equal(x, before), False, "in_place")
+    numbers, scale = submission.quantize_rows(x)
+    require_equal("quantize_rows changed x", not torch.equal(x, before), False, "in_place")
     kind = f"codes {list(numbers.shape)} of {numbers.dtype}, scales {list(scale.shape)}"
     wanted = "codes [6, 64] of torch.int8, scales [6, 1]"
-    check("the result for an x of shape [6, 64]", kind, wanted, "codes")
+    require_equal("the result for an x of shape [6, 64]", kind, wanted, "codes")
     several = Passes("2 or more", lambda count: count > 1)
-    check("different scales of six rows", len(scale.unique()), several, "one_scale")
-    check("scale of a row of zeros", scale[2].item(), 1.0, "zero_row")
+    require_equal("different scales of six rows", len(scale.unique()), several, "one_scale")
+    require_equal("scale of a row of zeros", scale[2].item(), 1.0, "zero_row")
     back = numbers.float() * scale
-    check("signs that changed", int((back * x < 0).sum()), 0, "wraps")
+    require_equal("signs that changed", int((back * x < 0).sum()), 0, "wraps")
     used = [0, 1, 3, 4, 5]  # the rows with numbers
     largest, scales = x[used].abs().amax(1), scale[used, 0]
     becomes = [round(each, 1) for each in (largest / scales).tolist()]
     fact = "the largest number of each row, divided by the row's scale"
-    check(fact, becomes, [127.0] * 5, "unused")
+    require_equal(fact, becomes, [127.0] * 5, "unused")
     distance = ((back - x).abs() / scale).max().item()
-    check("largest distance from a code, in units", distance, at_most(0.501), "nearest")
+    require_equal("largest distance from a code, in units", distance, at_most(0.501), "nearest")
 
     linear = nn.Linear(2048, 8)
     with torch.no_grad():
         linear.weight.fill_(0.5)
         linear.bias.fill_(3.0)
-    theirs.quantize_rows = ours.quantize_rows
-    layer = theirs.Int8Linear(linear)
+    submission.quantize_rows = reference.quantize_rows
+    layer = submission.Int8Linear(linear)
     with Watch() as watch, Floats() as floats:
         out = layer(torch.full((2, 2048), 2.0))
     kinds = [dtype for name, dtype in watch.launched if re.search("mm|mv|dot|conv", name)]
     integers = not any("float" in kind for kind in kinds)
     fact = "the product is of integers"  # in fp32, the weight alone has 16,384 numbers
-    check(fact, integers and floats.most <= 2 * 2048, True, "dequantized")
+    require_equal(fact, integers and floats.most <= 2 * 2048, True, "dequantized")
     fact, sums = "2048 products of 0.5 and 2, plus 3", [round(v, 1) for v in out[:, 0].tolist()]
-    check(fact, sums, Passes("2051", lambda out: max(map(abs, out)) > 130), "int8_sums")
-    check(fact, sums, [2051.0, 2051.0], "bias" if sums == [2048.0, 2048.0] else "scales")
+    require_equal(fact, sums, Passes("2051", lambda out: max(map(abs, out)) > 130), "int8_sums")
+    require_equal(
+        fact, sums, [2051.0, 2051.0], "bias" if sums == [2048.0, 2048.0] else "scales"
+    )
     draw = torch.Generator().manual_seed(3)
     linear = nn.Linear(64, 8, bias=False)
     with torch.no_grad():
         linear.weight.copy_(torch.randn(8, 64, generator=draw) * torch.arange(1, 9)[:, None])
     x = torch.randn(4, 64, generator=draw) * torch.tensor([[1.0], [10.0], [0.1], [1.0]])
-    layer, truth = theirs.Int8Linear(linear), ours.Int8Linear(linear)
+    layer, truth = submission.Int8Linear(linear), reference.Int8Linear(linear)
     try:
         found = layer(x)
     except TypeError as error:
         raise Wrong(f"for a layer without a bias: {error}", "no_bias") from error
     good = torch.allclose(found, truth(x), 1e-4, 1e-5)
-    check("the outputs for four rows and eight channels are right", good, True, "scales")
+    require_equal(
+        "the outputs for four rows and eight channels are right", good, True, "scales"
+    )
     good = torch.allclose(layer(3 * x), truth(3 * x), 1e-4, 1e-5)
-    check("the outputs of a second call are right", good, True, "state")
+    require_equal("the outputs of a second call are right", good, True, "state")

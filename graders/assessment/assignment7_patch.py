@@ -9,8 +9,8 @@ from unittest import mock
 import torch
 from torch.utils._pytree import tree_leaves
 
+from graders.dsl import Lab, Passes, Watch, at_most, import_late_parts, require_equal
 from graders.runner import Wrong
-from graders.tools import Lab, Passes, Watch, at_most, check, import_late_parts
 
 HINTS = {
     "none": "A function returned None where a result is needed. Look for a `return` that is "
@@ -154,22 +154,24 @@ def is_sample(each: object) -> bool:
 
 @LAB.alone(1, "samples", "a right patch passes them, and eight wrong ones do not", "samples",
            crashes=CRASHES)  # fmt: skip
-def samples(theirs, ours, lesson):
+def samples(submission, reference, lesson):
     def new() -> list:
-        return list(theirs.samples())
+        return list(submission.samples())
 
     kept = [new(), new()]
     bad = [i for i, each in enumerate(kept[0]) if not is_sample(each)]
-    check("indices of samples that are not (list of tensors, limit)", bad, [], "form")
+    require_equal("indices of samples that are not (list of tensors, limit)", bad, [], "form")
     ids = [{g.data_ptr() for some, _ in each for g in some if g.numel()} for each in kept]
-    check("tensors that two calls share", len(ids[0] & ids[1]), 0, "shared")
+    require_equal("tensors that two calls share", len(ids[0] & ids[1]), 0, "shared")
     pairs = zip(*([g for some, _ in each for g in some] for each in kept), strict=False)
     other = sum(a.shape != b.shape or not torch.equal(a, b) for a, b in pairs)
     finite = all(g.isfinite().all() for some, _ in kept[0] for g in some)
-    check("tensors that are different in two calls", other if finite else 0, 0, "random")
+    require_equal(
+        "tensors that are different in two calls", other if finite else 0, 0, "random"
+    )
     for i, (some, limit) in enumerate(new()):
         try:
-            ours.slow_clip(some, limit)
+            reference.slow_clip(some, limit)
         except RuntimeError as error:
             what = f"slow_clip fails for the sample with index {i}: {error}"
             raise Wrong(what.splitlines()[0], "slow_fails") from error
@@ -178,17 +180,17 @@ def samples(theirs, ours, lesson):
         """Whether a test that compares with the slow function refuses the patch."""
         for (mine, limit), (truth, _) in zip(new(), new(), strict=True):
             try:
-                found, wanted = clip(mine, limit), ours.slow_clip(truth, limit)
+                found, wanted = clip(mine, limit), reference.slow_clip(truth, limit)
                 torch.testing.assert_close(found, wanted)
                 torch.testing.assert_close(mine, truth)
             except (AssertionError, RuntimeError):
                 return True
         return False
 
-    check("the samples refuse a right patch", refused(patch("")), False, "good_refused")
+    require_equal("the samples refuse a right patch", refused(patch("")), False, "good_refused")
     for change, words in CHANGES.items():
         fact = f"the samples refuse a patch that {words}"
-        check(fact, refused(patch(change)), True, change)
+        require_equal(fact, refused(patch(change)), True, change)
 
 
 # --- 2: a comparison ----------------------------------------------------------------------
@@ -221,7 +223,7 @@ Seconds = float | Callable[[int], float]
 
 @LAB.alone(2, "faster, slower or the same",
            "the verdict is right on quiet and on noisy machines", "compare")  # fmt: skip
-def compare(theirs, ours, lesson):
+def compare(submission, reference, lesson):
     calls = []
 
     def verdict(
@@ -231,52 +233,60 @@ def compare(theirs, ours, lesson):
         for seconds, more in ((old, first[0]), (new, first[1])):
             times = seconds if callable(seconds) else lambda call, seconds=seconds: seconds
             functions.append(machine.function(times, more))
-        found = theirs.compare(*functions, machine.clock, **rounds)
+        found = submission.compare(*functions, machine.clock, **rounds)
         kind = type(found).__name__
         if isinstance(found, (tuple, list)):
             kind = "two values" if len(found) == 2 else f"{len(found)} values"
-        check("compare returns", kind, "two values", "pair")
+        require_equal("compare returns", kind, "two values", "pair")
         known = Passes("faster, slower or same", lambda word: word in WORDS)
-        check("the word that compare returns", str(found[0]), known, "words")
+        require_equal("the word that compare returns", str(found[0]), known, "words")
         calls.append(machine.calls)
         return found[0], round(float(found[1]), 2)
 
     verdict(1.0, 1.0, rounds=5), verdict(1.0, 1.0, rounds=9)
-    check("calls for 9 rounds, more than for 5", calls[1] - calls[0],
+    require_equal("calls for 9 rounds, more than for 5", calls[1] - calls[0],
           Passes("at least 8", lambda more: more >= 8), "rounds")  # fmt: skip
     for old, new, wanted, right in ((1.0, 2.0, "slower", 0.5), (2.0, 1.0, "faster", 2.0)):
         word, ratio = verdict(old, new)
         case = f"{old:g} s before and {new:g} s after the patch"
-        check(f"ratio for {case}", ratio, right, "ratio")
-        check(f"verdict for {case}", word, wanted, "missed" if word == "same" else "words")
+        require_equal(f"ratio for {case}", ratio, right, "ratio")
+        require_equal(
+            f"verdict for {case}", word, wanted, "missed" if word == "same" else "words"
+        )
     _, ratio = verdict(1.0, 1.0, first=(100.0, 50.0), rounds=2)
-    check("ratio of 1 s to 1 s, the first calls 100 and 50 s slower", ratio, 1.0, "cold")
+    require_equal(
+        "ratio of 1 s to 1 s, the first calls 100 and 50 s slower", ratio, 1.0, "cold"
+    )
     word, _ = verdict(1, 1, lambda call: 1.5 if call > 31 else 1.0)
-    check("verdict for 1 s and 1 s while the machine slows down", word, "same", "order")
+    require_equal("verdict for 1 s and 1 s while the machine slows down", word, "same", "order")
     word, _ = verdict(2.0, 1.0, lambda call: 10.0 if call > 41 else 1.0)
     fact = "verdict for 2 s and 1 s while the machine becomes ten times slower"
-    check(fact, word, "faster", "by_round")
+    require_equal(fact, word, "faster", "by_round")
     _, ratio = verdict(2.0, 1.0, lambda call: 50.0 if call == 20 else 1.0)
-    check("ratio for 2 s and 1 s with one call of 50 times the time", ratio, 2.0, "outlier")
+    require_equal(
+        "ratio for 2 s and 1 s with one call of 50 times the time", ratio, 2.0, "outlier"
+    )
     uneven = [2.0] * 2 + [3.5] * 8 + [1.2] * 10 + [2.0] * 100
     _, ratio = verdict(lambda call: uneven[call], 1.0)
     fact = "ratio for 2 s and 1 s, if old takes 3.5 s in eight calls and 1.2 s in ten"
-    check(fact, ratio, 2.0, "outlier")
+    require_equal(fact, ratio, 2.0, "outlier")
     for late, wanted, hint in ((3, "faster", "agreement"), (4, "same", "noise")):
         times = [10, 13, 16, 19][:late]
         word, _ = verdict(1.0, lambda call, times=times: 2.0 if call in times else 0.5)
-        check(f"verdict if new is slower than old in {late} of 30 rounds", word, wanted, hint)
+        require_equal(
+            f"verdict if new is slower than old in {late} of 30 rounds", word, wanted, hint
+        )
     noise = random.Random(1)
     word, _ = verdict(1, 1, lambda call: noise.uniform(1, 1.2))
-    check("verdict for 1 s and 1 s with noise of 20%", word, "same", "noise")
+    require_equal("verdict for 1 s and 1 s with noise of 20%", word, "same", "noise")
     word, _ = verdict(1.1, 1, lambda call: noise.uniform(1, 1.6))
-    check("verdict for 1.1 s and 1 s with noise of 60%", word, "same", "noise")
+    require_equal("verdict for 1.1 s and 1 s with noise of 60%", word, "same", "noise")
     for old, new, wanted in ((1.01, 1, "same"), (1, 1.01, "same"), (1.03, 1, "faster"),
                              (1, 1.03, "slower")):  # fmt: skip
         word, ratio = verdict(old, new)
         hint = "small" if wanted == "same" else "missed"
-        check(f"verdict for {old:g} s and {new:g} s", word, wanted, hint)
-        check(f"ratio for {old:g} s and {new:g} s", ratio, round(old / new, 2), "ratio")
+        require_equal(f"verdict for {old:g} s and {new:g} s", word, wanted, hint)
+        require_equal(f"ratio for {old:g} s and {new:g} s", ratio, round(old / new, 2), "ratio")
 
 
 # --- 3: a bisection -----------------------------------------------------------------------
@@ -285,7 +295,7 @@ def compare(theirs, ours, lesson):
 @LAB.alone(
     3, "which commit", "it is found in about log2(n) builds, in spite of noise", "bisect"
 )
-def bisect(theirs, ours, lesson):
+def bisect(submission, reference, lesson):
     def search(n: int, bad: int, noise: bool = False) -> tuple[object, Counter]:
         """What is found if the commits from `bad` on are slow, and how often each is measured.
 
@@ -299,10 +309,10 @@ def bisect(theirs, ours, lesson):
             return (12.0 if int(commit) >= bad else 10.0) + 5.0 * late
 
         commits = [str(i) for i in range(n)]
-        found = theirs.bisect(commits, measure, 11.0)
-        check("bisect changed its list of commits", len(commits) != n, False, "commits")
+        found = submission.bisect(commits, measure, 11.0)
+        require_equal("bisect changed its list of commits", len(commits) != n, False, "commits")
         name = Passes(f"one of the names of {n} commits", lambda found: found in commits)
-        check("bisect returns", repr(found), Passes(name.words, lambda _: name(found)),
+        require_equal("bisect returns", repr(found), Passes(name.words, lambda _: name(found)),
               "not_a_commit")  # fmt: skip
         return found, tried
 
@@ -310,12 +320,12 @@ def bisect(theirs, ours, lesson):
     for n, bad in ((2, 1), (3, 1), (100, 1), (100, 99), (100, 37), (101, 64)):
         found, tried = search(n, bad)
         fact = f"the first slow commit of 0 to {n - 1}, if {bad} and all later ones are slow"
-        check(fact, found, str(bad), "wrong_commit")
+        require_equal(fact, found, str(bad), "wrong_commit")
         most, often = max(most, len(tried)), max([often, *tried.values()])
-    check("commits measured of 101", most, at_most(9), "too_many")
-    check("measurements of one commit", often, at_most(3), "too_often")
+    require_equal("commits measured of 101", most, at_most(9), "too_many")
+    require_equal("measurements of one commit", often, at_most(3), "too_often")
     found, _ = search(100, 60, noise=True)
-    check("the first slow commit of 0 to 99, with noise", found, "60", "noisy_bisect")
+    require_equal("the first slow commit of 0 to 99, with noise", found, "60", "noisy_bisect")
 
 
 # --- 4: the patch -------------------------------------------------------------------------
@@ -362,7 +372,7 @@ class Launches(Watch):
             yield self
 
 
-def same(clip: Callable, slow: Callable, mine: list, truth: list, limit: float, name: str):
+def allclose(clip: Callable, slow: Callable, mine: list, truth: list, limit: float, name: str):
     """Raise `Wrong` unless both functions do the same to the same gradients."""
     try:
         found = clip(list(mine), limit)
@@ -374,25 +384,27 @@ def same(clip: Callable, slow: Callable, mine: list, truth: list, limit: float, 
     kind = type(found).__name__
     if torch.is_tensor(found):
         kind = f"{list(found.shape)} in {found.dtype}"
-    check(f"shape and dtype of the norm, with {name}", kind, "[] in torch.float32", "norm")
+    require_equal(
+        f"shape and dtype of the norm, with {name}", kind, "[] in torch.float32", "norm"
+    )
     close = torch.isclose(found, wanted, 1e-5, 0)
-    check(f"the norm is right, with {name}", bool(close), True, "not_same")
+    require_equal(f"the norm is right, with {name}", bool(close), True, "not_same")
     for one, other in zip(mine, truth, strict=True):
         least = {torch.float32: 1e-5, torch.float16: 1e-3}.get(one.dtype, 0.016)
         close = torch.allclose(one, other, least, 0)
-        check(f"the gradients are right, with {name}", close, True, "not_same")
+        require_equal(f"the gradients are right, with {name}", close, True, "not_same")
 
 
 @LAB.alone(4, "the patch", "it does the same on all samples, by a few launches", "fast_clip")
-def fast_clip(theirs, ours, lesson):
-    clip, mine = theirs.fast_clip, torch.full((4,), 3.0)
+def fast_clip(submission, reference, lesson):
+    clip, mine = submission.fast_clip, torch.full((4,), 3.0)
     clip([mine], 1.0)
     changed = Passes("0.5", lambda value: value != 3.0)
-    check("the numbers of a gradient of 3 become", round(mine[0].item(), 3), changed,
+    require_equal("the numbers of a gradient of 3 become", round(mine[0].item(), 3), changed,
           "not_in_place")  # fmt: skip
-    cases = [[*ours.samples(), ([torch.full((4,), 1e-6)], 1e-6)] for _ in range(2)]
+    cases = [[*reference.samples(), ([torch.full((4,), 1e-6)], 1e-6)] for _ in range(2)]
     for (mine, limit), (truth, _), name in zip(*cases, NAMES, strict=True):
-        same(clip, ours.slow_clip, mine, truth, limit, name)
+        allclose(clip, reference.slow_clip, mine, truth, limit, name)
 
     def launches(*some: torch.Tensor) -> Launches:
         with Launches().with_host() as watch:
@@ -402,13 +414,15 @@ def fast_clip(theirs, ours, lesson):
     singles = [torch.ones(100) for _ in range(150)]
     halves = [torch.ones(100).half() for _ in range(75)]
     watch, mixed = launches(*singles), launches(*singles[:75], *halves)
-    check("times the host waits", watch.waits + mixed.waits, 0, "host")
+    require_equal("times the host waits", watch.waits + mixed.waits, 0, "host")
     made = max(watch.made, mixed.made)
-    check("numbers in the new tensors of one launch", made, at_most(1000), "copies")
+    require_equal("numbers in the new tensors of one launch", made, at_most(1000), "copies")
     count = len(watch.launched)
     lesson.fact("scores", {"launches": count})
     fewer = len(launches(*singles[:30]).launched) if count > 12 else count
     hint = "launches" if fewer < count else "many_launches"
-    check("launches for 150 gradients", count, at_most(12), hint)
+    require_equal("launches for 150 gradients", count, at_most(12), hint)
     count = len(mixed.launched)
-    check("launches for 75 gradients in fp32 and 75 in fp16", count, at_most(24), "launches")
+    require_equal(
+        "launches for 75 gradients in fp32 and 75 in fp16", count, at_most(24), "launches"
+    )

@@ -38,8 +38,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from graders.runner import LINUX, Bench, Wrong
-from graders.tools import Lab, ask, before, keep_only, near, same, show
+from graders.dsl import Lab, allclose, before, isclose, keep_only, require, show
+from graders.runner import LINUX, Workspace, Wrong
 
 HINTS = {
     "returned": "A caller gets a result of the wrong kind. Compare each `return` of this "
@@ -188,7 +188,7 @@ HINTS = {
     "other": "No known mistake gives these numbers. Try one rank first, then two.",
 }  # fmt: skip
 
-LAB = Lab(HINTS, borrows=False)
+LAB = Lab(HINTS, isolate_steps=False)
 FLAT = {
     "layers": 2, "hidden": 32, "heads": 4, "sequence": 16, "vocabulary": 64, "pp": 1, "dp": 1,
     "tp": 1, "steps": 4, "batch": 8, "micro": 2, "text": "", "lr": 3e-3, "warmup": 2,
@@ -207,12 +207,12 @@ def free_sends() -> None:
     dist.isend, dist.irecv = distributed_c10d.isend, distributed_c10d.irecv
 
 
-def graft(theirs: ModuleType, ours: ModuleType, *own: str) -> None:
+def graft(submission: ModuleType, reference: ModuleType, *own: str) -> None:
     """Put these of the learner's functions into the finished program, the rest into theirs."""
     free_sends()
-    keep_only(theirs, ours, *own)
+    keep_only(submission, reference, *own)
     for name in own:
-        setattr(ours, name, getattr(theirs, name))
+        setattr(reference, name, getattr(submission, name))
 
 
 def config_of(**changes: Any) -> Any:
@@ -279,12 +279,14 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def ratio(ours: torch.Tensor, true: torch.Tensor) -> float:
+def ratio(reference: torch.Tensor, true: torch.Tensor) -> float:
     """By what our tensor is a multiple of the true one; nan if it is none."""
-    if ours.shape != true.shape:
+    if reference.shape != true.shape:
         return math.nan
-    factor = ((ours * true).sum() / true.square().sum()).item()
-    return round(factor, 4) if torch.allclose(ours, factor * true, 1e-3, 1e-6) else math.nan
+    factor = ((reference * true).sum() / true.square().sum()).item()
+    return (
+        round(factor, 4) if torch.allclose(reference, factor * true, 1e-3, 1e-6) else math.nan
+    )
 
 
 def off(model: nn.Module, alone: nn.Module, rows: torch.Tensor) -> Iterator[tuple[str, float]]:
@@ -295,13 +297,13 @@ def off(model: nn.Module, alone: nn.Module, rows: torch.Tensor) -> Iterator[tupl
         name: ratio(whole(p.grad), truths[name].grad) if p.grad is not None else 0.0
         for name, p in model.named_parameters()
     }
-    return ((name, factor) for name, factor in ratios.items() if not near(factor, 1, 1e-3))
+    return ((name, factor) for name, factor in ratios.items() if not isclose(factor, 1, 1e-3))
 
 
 def returns(call: str, value: Any, fits: bool, wanted: str) -> None:
     """Raise `Wrong` unless a call has returned a value of the right kind."""
     found = "None" if value is None else f"a {type(value).__name__}"
-    ask(fits, f"{call} returns {found}, and should return {wanted}", "returned")
+    require(fits, f"{call} returns {found}, and should return {wanted}", "returned")
 
 
 def gradient_of(name: str, factor: float) -> str:
@@ -316,12 +318,12 @@ def gradient_of(name: str, factor: float) -> str:
 
 @LAB.alone(1, "rows for every replica", "the replicas' rows are those of one process, batch "
            "after batch", "Stream")  # fmt: skip
-def data(theirs, ours, lesson):
-    graft(theirs, ours, "Stream")
+def data(submission, reference, lesson):
+    graft(submission, reference, "Stream")
     Path("letters.txt").write_bytes(bytes(range(256)) * 2)
     for dp, files in ((1, ""), (2, ""), (4, ""), (2, "letters.txt")):
         config = config_of(dp=dp, text=files)
-        streams = [theirs.Stream(config) for _ in range(dp)]
+        streams = [submission.Stream(config) for _ in range(dp)]
         before: list[torch.Tensor] = []
         for number, true in enumerate(rows_of(config, 2), start=1):
             where = f"dp = {dp}, batch {number}" + f", text = {files}" * bool(files)
@@ -331,14 +333,14 @@ def data(theirs, ours, lesson):
             shapes = {tuple(part.shape) for part in parts}
             found = ", ".join("×".join(map(str, shape)) for shape in shapes)
             right = shapes == {(config.batch // dp, config.sequence + 1)}
-            ask(right, f"{where}: the rows have the shape {found}", "rows_shape")
+            require(right, f"{where}: the rows have the shape {found}", "rows_shape")
             rows = torch.cat(parts)
             hint = "rows_same" if dp > 1 and torch.equal(*parts[:2]) else "rows_other"
             hint = "rows_again" if before and torch.equal(rows, before[0]) else hint
             hint = "rows_text" if files and hint == "rows_other" else hint
             before.append(rows)
             what = f"{where}: the rows are not those of the global batch"
-            ask(sorted(rows.tolist()) == sorted(true.tolist()), what, hint)
+            require(sorted(rows.tolist()) == sorted(true.tolist()), what, hint)
 
 
 # --- step 2: the mesh ---------------------------------------------------------------------
@@ -347,19 +349,19 @@ BOXES = {4: [(1, 2, 2), (2, 1, 2), (2, 2, 1)], 8: [(2, 2, 2), (1, 2, 4)]}
 
 
 @LAB.step(2, "the mesh", "three dimensions, tp between neighbours", "make_mesh",
-          worlds=(4, 8))  # fmt: skip
-def mesh(theirs, ours, lesson):
-    graft(theirs, ours, "make_mesh")
+          world_sizes=(4, 8))  # fmt: skip
+def mesh(submission, reference, lesson):
+    graft(submission, reference, "make_mesh")
     for box in BOXES[lesson.world]:
         sizes = dict(zip(AXES, box, strict=True))
-        mesh = theirs.make_mesh(config_of(**sizes), "cpu")
+        mesh = submission.make_mesh(config_of(**sizes), "cpu")
         right = isinstance(mesh, DeviceMesh)
         returns("make_mesh", mesh, right, "a DeviceMesh")
         names = list(mesh.mesh_dim_names or [])
-        ask(names == AXES, f"the dimensions of the mesh are named {names}", "mesh_names")
+        require(names == AXES, f"the dimensions of the mesh are named {names}", "mesh_names")
         found, true = mesh.mesh.tolist(), torch.arange(lesson.world).view(box).tolist()
         what = f"with pp × dp × tp = {shape(sizes)} the mesh is {found}, and should be {true}"
-        ask(found == true, what, "mesh_order")
+        require(found == true, what, "mesh_order")
 
 
 # --- step 3: tensor parallelism -----------------------------------------------------------
@@ -367,39 +369,39 @@ def mesh(theirs, ours, lesson):
 
 @LAB.step(
     3, "cut over tp", "logits and all gradients are those of the whole model, and every "
-    "matrix is cut", "cut", worlds=(2, 4),
+    "matrix is cut", "cut", world_sizes=(2, 4),
     crashes={r"same length as `device_mesh.ndim`|1D DeviceMesh": "tp_mesh",
              r"must match the size|shape|size mismatch|Expected input batch|expand":
              "tp_layouts"},
 )  # fmt: skip
-def cutting(theirs, ours, lesson):
-    graft(theirs, ours, "cut")
+def cutting(submission, reference, lesson):
+    graft(submission, reference, "cut")
     config = config_of(tp=lesson.world)
-    ours.shard = lambda module, *_: module
-    cut = ours.cut
+    reference.shard = lambda module, *_: module
+    cut = reference.cut
 
     def checked(module: nn.Module, mesh: Any) -> nn.Module:
         result = cut(module, mesh)
         returns("cut(module, mesh)", result, isinstance(result, nn.Module), "the module")
         return result
 
-    ours.cut = checked
+    reference.cut = checked
     model, alone, (rows,) = meshed(config)[0], plain(config), rows_of(config)
     for name, p in model.named_parameters():
         parts = p.numel() // local(p).numel()
         cut = parts == lesson.world or "norm" in name
-        ask(cut, f"{name} is not cut in {lesson.world}", "tp_not_cut")
+        require(cut, f"{name} is not cut in {lesson.world}", "tp_not_cut")
     logits, true = model(rows[:, :-1]), alone(rows[:, :-1])
     found, wanted = (tuple(each.shape) for each in (logits, true))
     what = f"the logits have the shape {found}, not {wanted}"
-    ask(found == wanted, what, "tp_layouts")
+    require(found == wanted, what, "tp_layouts")
     right = ratio(local(logits), true) == 1
-    ask(
+    require(
         right,
         f"the logits of rank {lesson.rank} are not those of the whole model",
         "tp_layouts",
     )
-    ours.loss_of(logits, rows[:, 1:]).backward()
+    reference.loss_of(logits, rows[:, 1:]).backward()
     for name, factor in off(model, alone, rows):
         hint = "tp_norms" if "norm" in name else "tp_layouts"
         raise Wrong(f"on rank {lesson.rank} {gradient_of(name, factor)}", hint)
@@ -410,11 +412,11 @@ def cutting(theirs, ours, lesson):
 
 @LAB.step(
     4, "shard over dp", "parameters are cut over dp, products are in bf16, sums in fp32",
-    "shard", worlds=(4,), symmetric=False, order_hint="whole_mesh",
+    "shard", world_sizes=(4,), symmetric=False, order_hint="whole_mesh",
 )  # fmt: skip
-def sharding(theirs, ours, lesson):
-    graft(theirs, ours, "shard")
-    config, shard = config_of(pp=2, dp=2, precision="bf16", batch=8), ours.shard
+def sharding(submission, reference, lesson):
+    graft(submission, reference, "shard")
+    config, shard = config_of(pp=2, dp=2, precision="bf16", batch=8), reference.shard
 
     def checked(*arguments: Any) -> nn.Module:
         result = shard(*arguments)
@@ -422,14 +424,14 @@ def sharding(theirs, ours, lesson):
         returns("shard", result, isinstance(result, nn.Module), wanted)
         return result
 
-    ours.shard = checked
+    reference.shard = checked
     model, mesh = meshed(config)
     block, parameters = next(iter(model.blocks.values())), list(model.parameters())
     cut = type(block).__name__ != "Block" and all(isinstance(p, DTensor) for p in parameters)
-    ask(cut, "parameters are no DTensors over dp", "not_sharded")
+    require(cut, "parameters are no DTensors over dp", "not_sharded")
     kinds = {str(p.dtype) for p in parameters}
     what = f"the parameters are kept in {', '.join(kinds)}"
-    ask(kinds == {"torch.float32"}, what, "fp32_weights")
+    require(kinds == {"torch.float32"}, what, "fp32_weights")
     held = sum(local(p).numel() for p in parameters)
     part = round(sum(p.numel() for p in parameters) / held, 2)
     seen: dict[str, str] = {}
@@ -446,30 +448,30 @@ def sharding(theirs, ours, lesson):
     entry = rows_of(config)[0][:2, :-1] if mesh["pp"].get_local_rank() == 0 else x
     model(entry).float().square().mean().backward()  # over all ranks, it would hang here
     what = f"with dp = 2, rank {lesson.rank} holds 1/{part:g} of its stage, not 1/2"
-    ask(part == 2, what, "whole_mesh" if part > 2 else "not_sharded")
+    require(part == 2, what, "whole_mesh" if part > 2 else "not_sharded")
     product, sums = seen.get("product"), seen.get("sum")
     what = f"with the precision bf16, products are computed in {product}"
-    ask(product == "torch.bfloat16", what, "param_dtype")
-    ask(sums == "torch.float32", f"gradients are added up in {sums}", "reduce_dtype")
+    require(product == "torch.bfloat16", what, "param_dtype")
+    require(sums == "torch.float32", f"gradients are added up in {sums}", "reduce_dtype")
     config = config_of(dp=4)
     model, _ = meshed(config)
     block = next(iter(model.blocks.values()))
     block.mlp.up.register_forward_hook(lambda *a: seen.update(product=str(a[2].dtype)))
     model(rows_of(config)[0][:2, :-1])
     what = f"with the precision fp32, products are computed in {seen['product']}"
-    ask(seen["product"] == "torch.float32", what, "param_dtype")
+    require(seen["product"] == "torch.float32", what, "param_dtype")
     freed = all(isinstance(p, DTensor) for p in block.parameters())
     what = "without a pipeline, a block is still whole after the forward pass"
-    ask(freed, what, "not_freed")
+    require(freed, what, "not_freed")
 
 
 # --- step 5: accumulation and clipping ----------------------------------------------------
 
 
 @LAB.step(5, "accumulate and clip", "gradients of all rows, and one norm over the mesh",
-          "accumulate clip", worlds=(2, 4))  # fmt: skip
-def updating(theirs, ours, lesson):
-    graft(theirs, ours, "accumulate", "clip")
+          "accumulate clip", world_sizes=(2, 4))  # fmt: skip
+def updating(submission, reference, lesson):
+    graft(submission, reference, "accumulate", "clip")
     config = config_of(dp=2, tp=lesson.world // 2, batch=12, micro=3)
     (model, mesh), alone, (rows,) = meshed(config), plain(config), rows_of(config)
     own = rows.chunk(2)[mesh["dp"].get_local_rank()]
@@ -486,7 +488,7 @@ def updating(theirs, ours, lesson):
 
     entry = model.register_forward_hook(entered)
     with lesson.phase("accumulate"):
-        loss = theirs.accumulate(config, model, own)
+        loss = submission.accumulate(config, model, own)
     entry.remove()
     what = f"accumulate(config, model, rows) on rank {lesson.rank}"
     returns(what, loss, isinstance(loss, torch.Tensor), "a tensor with the mean loss")
@@ -497,12 +499,12 @@ def updating(theirs, ours, lesson):
     wanted = float(loss_of(alone, own))
     what = f"rank {lesson.rank} returns the loss {float(loss):.4f}, and should return "
     what += f"{wanted:.4f}"
-    ask(near(loss, wanted, 1e-4), what, "loss_value")
+    require(isclose(loss, wanted, 1e-4), what, "loss_value")
     what = f"a forward pass has {max(taken)} rows, and config.micro is {config.micro}"
-    ask(max(taken) <= config.micro, what, "live")
+    require(max(taken) <= config.micro, what, "live")
     what = f"the activations of {max(most)} micro-batches are in memory at once"
-    ask(max(most) == 1, what, "live")
-    ask(not loss.requires_grad, "the returned loss has a graph", "live")
+    require(max(most) == 1, what, "live")
+    require(not loss.requires_grad, "the returned loss has a graph", "live")
     yield "gradients and losses of all micro-batches"
 
     for name, p in [*model.named_parameters(), *alone.named_parameters()]:
@@ -528,17 +530,17 @@ def updating(theirs, ours, lesson):
         for p, gradient in zip(model.parameters(), shards, strict=True):
             local(p.grad).copy_(gradient)
         with lesson.phase("clip"):
-            norm = theirs.clip(dataclasses.replace(config, clip=limit), model)
+            norm = submission.clip(dataclasses.replace(config, clip=limit), model)
         right = isinstance(norm, (float, torch.Tensor))
         returns("clip(config, model)", norm, right, "the norm")
         norm = float(norm)
-        found = [each for value, *each in known if near(norm, value, 1e-3)]
+        found = [each for value, *each in known if isclose(norm, value, 1e-3)]
         mistake = [*found, ["norm"]][0][-1]
         what = f"on rank {lesson.rank} clip returns the norm {norm:.4f}, and it should be "
-        ask(not mistake, f"{what}{true:.4f}", mistake)
+        require(not mistake, f"{what}{true:.4f}", mistake)
         after = [local(p.grad).double() for p in model.parameters()]
         scaled = [gradient * min(1, limit / true) for gradient in shards]
-        ask(same(after, scaled, 1e-3, 1e-7), what, hint)
+        require(allclose(after, scaled, 1e-3, 1e-7), what, hint)
     if lesson.world == 2:
         return
 
@@ -550,10 +552,10 @@ def updating(theirs, ours, lesson):
         square = local(p.grad).square().sum() / (2 if "norm" in name else 1)
         squares[mesh["pp"].get_local_rank()] += square
     dist.all_reduce(squares)
-    norm, true = float(theirs.clip(config, model)), squares.sum().sqrt().item()
+    norm, true = float(submission.clip(config, model)), squares.sum().sqrt().item()
     what = f"with pp × dp × tp = {shape({'pp': 2, 'tp': 2})}, rank {lesson.rank} "
     what += f"returns the norm {norm:.4f}, and it should be {true:.4f}"
-    ask(near(norm, true, 1e-3), what, "norm_stage")
+    require(isclose(norm, true, 1e-3), what, "norm_stage")
 
 
 # --- step 6: the pipeline -----------------------------------------------------------------
@@ -561,7 +563,7 @@ def updating(theirs, ours, lesson):
 
 @LAB.step(
     6, "a pipeline", "1F1B has the losses and gradients of one process, with p - i "
-    "micro-batches live", "layers_of_stage make_schedule", worlds=(2, 4), symmetric=False,
+    "micro-batches live", "layers_of_stage make_schedule", world_sizes=(2, 4), symmetric=False,
     crashes={
         r"^$|stage_index|out of range|Stage index|is out of": "pp_stage",
         r"losses but got 0": "pp_loss",
@@ -569,18 +571,18 @@ def updating(theirs, ours, lesson):
         r"shape|group|rank|None|mismatch": "pp_group",
     },
 )  # fmt: skip
-def pipeline(theirs, ours, lesson):
-    graft(theirs, ours, "layers_of_stage", "make_schedule")
+def pipeline(submission, reference, lesson):
+    graft(submission, reference, "layers_of_stage", "make_schedule")
     config = config_of(layers=4, pp=2, dp=lesson.world // 2, micro=1)
     for count, stages in ((4, 2), (6, 2), (6, 3)):
         several = config_of(layers=count, pp=stages, micro=1)
-        parts = [theirs.layers_of_stage(several, stage) for stage in range(stages)]
+        parts = [submission.layers_of_stage(several, stage) for stage in range(stages)]
         right = hasattr(parts[0], "__iter__")
         returns("layers_of_stage", parts[0], right, "the numbers of layers")
         layers, each = [list(map(int, part)) for part in parts], count // stages
         right = layers == [list(range(i * each, (i + 1) * each)) for i in range(stages)]
         what = f"of {count} layers, the {stages} stages have {layers}"
-        ask(right, what, "stage_layers")
+        require(right, what, "stage_layers")
     (model, mesh), alone, (rows,) = meshed(config), plain(config), rows_of(config)
     stage, replica = mesh["pp"].get_local_rank(), mesh["dp"].get_local_rank()
     live = {"now": 0, "peak": 0}
@@ -597,24 +599,24 @@ def pipeline(theirs, ours, lesson):
 
     model.register_forward_hook(entered)
     own = rows.chunk(config.dp)[replica]
-    schedule = theirs.make_schedule(config, model, mesh, CPU)
+    schedule = submission.make_schedule(config, model, mesh, CPU)
     returns("make_schedule", schedule, hasattr(schedule, "step"), "the schedule")
-    ours.run_pipeline(config, schedule, own, stage)  # the first asks for shapes beforehand
+    reference.run_pipeline(config, schedule, own, stage)  # the first asks for shapes beforehand
     model.zero_grad()
     live.update(now=0, peak=0)
     events.clear()
-    loss = ours.run_pipeline(config, schedule, own, stage)
+    loss = reference.run_pipeline(config, schedule, own, stage)
     for name, factor in off(model, alone, rows):
         raise Wrong(f"on rank {lesson.rank} {gradient_of(name, factor)}", "pp_scale")
     wanted = float(loss_of(alone, own))
     what = f"the loss of rank {lesson.rank} is {float(loss):.4f}, and should be {wanted:.4f}"
-    ask(stage == 0 or near(loss, wanted, 1e-4), what, "pp_scale")
+    require(stage == 0 or isclose(loss, wanted, 1e-4), what, "pp_scale")
     yield "losses and gradients of one process"
     if replica == 0:
         lesson.fact("schedule", events)
     what = f"stage {stage} has the activations of {live['peak']} micro-batches in memory at "
     what += f"once, and should have those of {2 - stage}"
-    ask(live["peak"] <= 2 - stage, what, "gpipe")
+    require(live["peak"] <= 2 - stage, what, "gpipe")
 
 
 # --- step 7: memory -----------------------------------------------------------------------
@@ -691,17 +693,19 @@ FAR = {"kept": 1.3, "gathered": 2.0, "logits": 2.5}
 needed: list[list[list[int]]] = []  # state and peak, by rank and case: measured once
 
 
-def compare_parts(name: str, stage: int, said: dict[str, int], ours: dict[str, int]) -> None:
+def compare_parts(
+    name: str, stage: int, said: dict[str, int], reference: dict[str, int]
+) -> None:
     """Raise `Wrong` if a part of a budget is far from that of the finished program."""
     for part, far in FAR.items():
-        found, wanted = said[part], ours[part]
+        found, wanted = said[part], reference[part]
         what = f'{name}: for stage {stage} the budget has {found:,} bytes in "{part}", and '
         what += f"about {wanted:,} are needed"
-        ask(wanted / far <= found <= wanted * far, what, part)
+        require(wanted / far <= found <= wanted * far, what, part)
 
 
 @LAB.trial(7, "a budget of memory", "what a rank needed is within the budget, and state is "
-           "exact", uses="budget", worlds=(1, 4), symmetric=False)  # fmt: skip
+           "exact", uses="budget", world_sizes=(1, 4), symmetric=False)  # fmt: skip
 def budget(bench):
     told = bench.group(1).facts("told")[0]
     if not needed:
@@ -712,21 +716,24 @@ def budget(bench):
         name = f"pp × dp × tp = {shape(mesh)}"
         for rank, (state, peak) in enumerate(found[number] for found in needed):
             stage = rank // (4 // config.pp)
-            said, ours = told[number][stage], LAB.finished.budget(config, stage)
+            said, reference = told[number][stage], LAB.finished.budget(config, stage)
             what = f"{name}: rank {rank} holds {state:,} bytes of state, the budget says "
-            ask(said["state"] == state, f"{what}{said['state']:,}", "state")
-            compare_parts(name, stage, said, ours)
+            require(said["state"] == state, f"{what}{said['state']:,}", "state")
+            compare_parts(name, stage, said, reference)
             total = sum(said.values())
             ratios.append(total / peak)
             blamed = ["too_small" if total < peak else "too_large"]
             for part in ("kept", "gathered"):
-                small, large = said[part] < 0.6 * ours[part], said[part] > 1.7 * ours[part]
+                small, large = (
+                    said[part] < 0.6 * reference[part],
+                    said[part] > 1.7 * reference[part],
+                )
                 blamed += [part] if (small if total < peak else large) else []
             what = f"{name}: rank {rank} needed ≈{peak / 1024:,.0f} KiB, the budget allows "
-            ask(1 <= ratios[-1] < 2, f"{what}{total / 1024:,.0f} KiB", blamed[-1])
+            require(1 <= ratios[-1] < 2, f"{what}{total / 1024:,.0f} KiB", blamed[-1])
     for stage, said in enumerate(told[-1]):
-        ours = LAB.finished.budget(config_of(**SIZE, **IN_BF16), stage)
-        compare_parts(f"pp × dp × tp = {shape(IN_BF16)} in bf16", stage, said, ours)
+        reference = LAB.finished.budget(config_of(**SIZE, **IN_BF16), stage)
+        compare_parts(f"pp × dp × tp = {shape(IN_BF16)} in bf16", stage, said, reference)
     measured = told[: len(BUDGETED)]
     bench.scores["peak bytes"] = sum(sum(said.values()) for case in measured for said in case)
     low, high = min(ratios), max(ratios)
@@ -734,19 +741,19 @@ def budget(bench):
 
 
 @budget.probe
-def _(theirs, ours, lesson):
+def _(submission, reference, lesson):
     configs = [config_of(**SIZE, **mesh) for mesh in (*BUDGETED, IN_BF16)]
     if "measure" in lesson.scene:  # of the finished program
         free_sends()
         lesson.fact("needed", [memory_of(config) for config in configs[:-1]])
         return
-    keep_only(theirs, ours, "budget")
-    told = [[theirs.budget(config, i) for i in range(config.pp)] for config in configs]
+    keep_only(submission, reference, "budget")
+    told = [[submission.budget(config, i) for i in range(config.pp)] for config in configs]
     for found in itertools.chain(*told):
         right = isinstance(found, dict) and set(found) == PARTS
         right = right and all(isinstance(value, int) for value in found.values())
         what = f"budget returns {show(found)}, and not five parts that are ints"
-        ask(right, what, "budget_keys")
+        require(right, what, "budget_keys")
     lesson.fact("told", told)
 
 
@@ -774,20 +781,20 @@ def begun(config: Any) -> tuple[Any, ...]:
 
 
 @LAB.trial(8, "checkpoints that a killed rank cannot spoil", "the newest `keep` are kept",
-           uses="save complete", worlds=(1, 2), symmetric=False,
+           uses="save complete", world_sizes=(1, 2), symmetric=False,
            crashes={"No such file|Directory not empty": "one_rank"})  # fmt: skip
 def saving(bench):
     found = bench.group(2, steps=[7]).facts("complete")
     what = f"after a save of step 7 complete() is {found[0]}"
-    ask(found == [[7]] * 2, what, "none_complete")
+    require(found == [[7]] * 2, what, "none_complete")
     yield "a finished checkpoint is listed"
     dying = bench.group(2, dies=True, steps=[8], die=True)
     killed = dying.ranks[1].status == -signal.SIGKILL
-    ask(killed, "save does not write by dcp.save", "no_dcp")
+    require(killed, "save does not write by dcp.save", "no_dcp")
     facts = bench.group(1).ranks[0].facts
     found, entries = facts["complete"], facts["entries"]
     what = f"a rank died while it saved step 8, and complete() is {found}"
-    ask(found == [7], what, "half_counted" if 8 in found else "overwritten")
+    require(found == [7], what, "half_counted" if 8 in found else "overwritten")
     yield "a save that a rank did not survive leaves the checkpoint before it"
     bench.group(2, steps=[9, 10, 11])
     facts = bench.group(1, one=True).ranks[0].facts
@@ -795,21 +802,21 @@ def saving(bench):
     unsorted = found != sorted(found) or 9 in found[-1:]
     hint = "steps_sorted" if unsorted else "not_dropped"
     what = f"after 9, 10 and 11, with keep = 2, complete() is {found}"
-    ask(found == [10, 11], what, hint)
+    require(found == [10, 11], what, hint)
     what = f"the folder had {entries} entries, and after 9, 10 and 11 it has {stay}"
-    ask(stay <= entries + 1, f"{what}, with keep = 2", "left_over")
+    require(stay <= entries + 1, f"{what}, with keep = 2", "left_over")
     found = facts["one"]
     what = f"after a save of step 12 with keep = 1, complete() is {found}"
-    ask(found == [12], what, "not_dropped")
+    require(found == [12], what, "not_dropped")
 
 
 @saving.probe
-def _(theirs, ours, lesson):
-    graft(theirs, ours, "save", "complete")
+def _(submission, reference, lesson):
+    graft(submission, reference, "save", "complete")
     config, steps = config_of(dp=2, keep=2), lesson.scene.get("steps", [])
-    empty = theirs.complete(dataclasses.replace(config, folder="no-such-folder"))
+    empty = submission.complete(dataclasses.replace(config, folder="no-such-folder"))
     returns("complete", empty, isinstance(empty, list), "a list of step numbers")
-    ask(not empty, f"before the first save, complete() is {empty}", "none_complete")
+    require(not empty, f"before the first save, complete() is {empty}", "none_complete")
     rename = os.rename
 
     def later(*names: Any) -> None:  # other ranks do not wait by accident
@@ -831,20 +838,20 @@ def _(theirs, ours, lesson):
             return written
 
         dcp.FileSystemWriter.write_data = dying
-    state = ours.training_state(*begun(config), 0) if steps else {}
+    state = reference.training_state(*begun(config), 0) if steps else {}
     for step in steps:
         state["step"] = torch.tensor(step)
-        theirs.save(config, state)
-    found = theirs.complete(config)
+        submission.save(config, state)
+    found = submission.complete(config)
     numbers = all(isinstance(step, int) for step in found)
-    ask(numbers, f"complete() is {found}, and not a list of ints", "steps_sorted")
+    require(numbers, f"complete() is {found}, and not a list of ints", "steps_sorted")
     lesson.fact("complete", found)
     if not steps:
         lesson.fact("entries", len(os.listdir(config.folder)))
     if "one" in lesson.scene:
         config = config_of(keep=1)
-        theirs.save(config, ours.training_state(*begun(config), 12))
-        lesson.fact("one", theirs.complete(config))
+        submission.save(config, reference.training_state(*begun(config), 12))
+        lesson.fact("one", submission.complete(config))
 
 
 # --- step 9: resuming ---------------------------------------------------------------------
@@ -854,7 +861,7 @@ saved: list[tuple[dict, dict[Path, bytes]]] = []  # by the finished program: its
 
 
 @LAB.trial(9, "resume on any mesh", "parameters, moments and the place in the data are "
-           "restored", uses="load", worlds=(2, 4), symmetric=False)  # fmt: skip
+           "restored", uses="load", world_sizes=(2, 4), symmetric=False)  # fmt: skip
 def resuming(bench):
     box = {"dp": 2, "tp": 2}
     if not saved:
@@ -873,42 +880,42 @@ def resuming(bench):
 
 
 @resuming.probe
-def _(theirs, ours, lesson):
-    graft(theirs, ours, "load")
+def _(submission, reference, lesson):
+    graft(submission, reference, "load")
     scene, rank = lesson.scene, lesson.rank
     config = config_of(**scene["mesh"])
     if "saved" not in scene:
         model, optimizer, stream = parts = begun(config)
         for step in (1, 2):
-            ours.accumulate(config, model, stream.next(scene["replicas"][rank]))
+            reference.accumulate(config, model, stream.next(scene["replicas"][rank]))
             optimizer.step()
             optimizer.zero_grad()
-            ours.save(config, ours.training_state(*parts, step))
-        lesson.fact("digest", digest(ours.training_state(*parts, 2)))
+            reference.save(config, reference.training_state(*parts, step))
+        lesson.fact("digest", digest(reference.training_state(*parts, 2)))
         return
     parts = begun(dataclasses.replace(config, seed=5))
     if "tp" in scene["mesh"]:
         try:
-            step = theirs.load(dataclasses.replace(config, folder="no-such-folder"), *parts)
+            step = submission.load(dataclasses.replace(config, folder="no-such-folder"), *parts)
         except NotImplementedError:
             raise
         except (Exception, dcp.api.CheckpointException) as error:
             what = f"without a checkpoint, load failed: {type(error).__name__}: {error}"
             raise Wrong(what, "resume_none") from error
-        ask(step == 0, f"without a checkpoint, load returned {step}", "resume_none")
-    step = theirs.load(config, *parts)
+        require(step == 0, f"without a checkpoint, load returned {step}", "resume_none")
+    step = submission.load(config, *parts)
     returns("load", step, isinstance(step, (int, torch.Tensor)), "a step number")
     step = int(step)
-    found = digest(ours.training_state(*parts, 2))
+    found = digest(reference.training_state(*parts, 2))
     for part, hint in RESTORED.items():
         what = (
             f"loaded as {shape(scene['mesh'])}, the {part} of rank {rank} differs in its bits"
         )
         for key, bits in found[part].items():
             right = bits == scene["saved"][part].get(key)
-            ask(right, f"{what}: {key or 'the generator'}", hint)
+            require(right, f"{what}: {key or 'the generator'}", hint)
     what = f"load returned {step} on rank {rank}, the checkpoint is of step 2"
-    ask(step == 2, what, "resume_step")
+    require(step == 2, what, "resume_step")
 
 
 # --- step 10: the whole run ---------------------------------------------------------------
@@ -963,7 +970,7 @@ def text_of(path: Path) -> str:
 
 
 def kill_and_resume(
-    bench: Bench, undisturbed: list[list[float]], chance: random.Random, run: dict = RUN
+    bench: Workspace, undisturbed: list[list[float]], chance: random.Random, run: dict = RUN
 ) -> int:
     """Kill a rank of a real torchrun at a random moment; return how many steps were lost.
 
@@ -995,25 +1002,25 @@ def kill_and_resume(
                     OMP_NUM_THREADS="1")  # fmt: skip
     lives, told = sorted(bench.folder.glob("life-*.json")), text_of(said)
     if not killed and not end.status:
-        ask(STEP.search(told), "the run ended, and had told of no step", "untold")
+        require(STEP.search(told), "the run ended, and had told of no step", "untold")
         return kill_and_resume(bench, undisturbed, chance, run)  # it was over before
     what = f"rank {victim} was killed, and torchrun ended with status {end.status}"
-    ask(lives and not end.status, what, "not_recovered")
+    require(lives and not end.status, what, "not_recovered")
     history = json.loads(text_of(lives[-1]))
     first = history[0][0] if history else run["steps"] + 1
     before = told.rpartition("life ")[0]  # what all lives but the last said
     reached = max(map(int, STEP.findall(before)), default=0)
     lost = reached + 1 - first
     what = f"the run had come to step {reached}, and went on with step {first:.0f}"
-    ask(lost <= run["every"], what, "lost_steps")
+    require(lost <= run["every"], what, "lost_steps")
     right = history == undisturbed[len(undisturbed) - len(history) :]
-    ask(right, f"from step {first:.0f} the losses differ", "after_kill")
+    require(right, f"from step {first:.0f} the losses differ", "after_kill")
     return int(max(0, lost))
 
 
 @LAB.trial(
     10, "the whole run, and a killed rank", "the run survives a rank", uses="train join",
-    worlds=(2, 8), symmetric=False, needs=(1, 2, 3, 4, 5, 6, 8, 9),
+    world_sizes=(2, 8), symmetric=False, needs=(1, 2, 3, 4, 5, 6, 8, 9),
 )  # fmt: skip
 def whole_run(bench, run=RUN, box=BOX):
     for number, config in enumerate((box, run)):
@@ -1022,11 +1029,12 @@ def whole_run(bench, run=RUN, box=BOX):
         true = own.ranks[0].facts["truth"]
         for history in own.facts("history"):
             what = f"the run has {len(history)} steps, and should have {len(true)}"
-            ask(len(history) == len(true), what, "not_truth")
-            for (step, *ours), (loss, norm) in zip(history, true, strict=True):
-                what = f"step {step:.0f}: loss {ours[0]:.4f}, norm {ours[1]:.4f}; one process "
-                right = near(ours[0], loss, 1e-3) and near(ours[1], norm, 1e-2)
-                ask(right, f"{what}has {loss:.4f} and {norm:.4f}", "not_truth")
+            require(len(history) == len(true), what, "not_truth")
+            for (step, *reference), (loss, norm) in zip(history, true, strict=True):
+                what = f"step {step:.0f}: loss {reference[0]:.4f}, "
+                what += f"norm {reference[1]:.4f}; one process "
+                right = isclose(reference[0], loss, 1e-3) and isclose(reference[1], norm, 1e-2)
+                require(right, f"{what}has {loss:.4f} and {norm:.4f}", "not_truth")
         yield f"the losses and norms of one process as {shape(config)}"
     undisturbed, seconds = history, sum(own.facts("seconds"))
 
@@ -1034,22 +1042,22 @@ def whole_run(bench, run=RUN, box=BOX):
         group = bench.group(world_of(run), config=run | {"folder": folder}, **scene)
         return sum(group.facts("seconds"))
 
-    theirs = again("finished", finished=True)
-    if seconds > 1.5 * theirs:  # a busy machine looks the same: both once more
+    submission = again("finished", finished=True)
+    if seconds > 1.5 * submission:  # a busy machine looks the same: both once more
         seconds = min(seconds, again("own-2"))
-        theirs = min(theirs, again("finished-2", finished=True))
+        submission = min(submission, again("finished-2", finished=True))
     what = f"a step takes {seconds:.3f} s of processor time, one of the finished program "
-    ask(seconds <= 1.5 * theirs, f"{what}{theirs:.3f} s", "slow")
+    require(seconds <= 1.5 * submission, f"{what}{submission:.3f} s", "slow")
     yield "throughput is that of the finished program"
     lost = kill_and_resume(bench, undisturbed, random.Random(), run)
     yield f"a rank was killed; ≈{lost} steps were computed again, and no loss differs in a bit"
 
 
 @whole_run.probe
-def _(theirs, ours, lesson):
+def _(submission, reference, lesson):
     free_sends()
-    scene, theirs.text = lesson.scene, ours.text
-    module = ours if scene.get("finished") else theirs
+    scene, submission.text = lesson.scene, reference.text
+    module = reference if scene.get("finished") else submission
     config = module.Config(**FLAT | scene["config"])
     ends = [time.process_time()]
     register_optimizer_step_post_hook(lambda *_: ends.append(time.process_time()))

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from graders.tools import Lab, Passes, Watch, ask, at_most, check, import_late_parts
+from graders.dsl import Lab, Passes, Watch, at_most, import_late_parts, require, require_equal
 
 HINTS = {
     "returned": "fast_step must return what slow_step returns: the nearest code of each row "
@@ -41,38 +41,42 @@ LAB = Lab(HINTS)
     "fast_step",
     crashes={"must match the size": "empty"},
 )
-def right(theirs, ours, lesson):
+def right(submission, reference, lesson):
     for n, k in ((257, 20), (40, 9)):
         draw = torch.Generator().manual_seed(0)
         x, codes = torch.randn(n, 8, generator=draw), torch.randn(k, 8, generator=draw)
         codes *= torch.linspace(0.2, 2, k)[:, None]
         codes[7], codes[-1] = 100.0, -100.0  # no row is near these
-        truth, before = ours.slow_step(x, codes), (x.clone(), codes.clone())
+        truth, before = reference.slow_step(x, codes), (x.clone(), codes.clone())
         with Watch() as watch:
-            found = theirs.fast_step(x, codes)
+            found = submission.fast_step(x, codes)
         if n == 257:
             lesson.fact("scores", {"launches": len(watch.launched)})
         mine, wanted = kinds(found), kinds(truth)
         what = f"fast_step returns {', '.join(mine)}; slow_step returns {', '.join(wanted)}"
-        ask(mine[:2] == wanted[:2] and len(mine) == 3, what, "returned")
+        require(mine[:2] == wanted[:2] and len(mine) == 3, what, "returned")
         nearest, new, error = found
         kept = torch.equal(x, before[0]) and torch.equal(codes, before[1])
-        check("x and codes are as before", kept, True, "changed")
+        require_equal("x and codes are as before", kept, True, "changed")
         others = int((nearest != truth[0]).sum())
-        check(f"of {n} rows, the number of those with another code", others, 0, "nearest")
+        require_equal(
+            f"of {n} rows, the number of those with another code", others, 0, "nearest"
+        )
         for code in (7, k - 1):
             fact = f"the first number of code {code}, which has no rows"
-            check(fact, new[code, 0].item(), codes[code, 0].item(), "empty")
+            require_equal(fact, new[code, 0].item(), codes[code, 0].item(), "empty")
         apart = (new - truth[1]).abs().max().item()
-        check("largest difference of a new code", apart, at_most(1e-4), "means")
+        require_equal("largest difference of a new code", apart, at_most(1e-4), "means")
         relative = abs(float(error) / float(truth[2]) - 1)
-        check("relative error of the mean squared distance", relative, at_most(1e-4), "error")
-        check("the most numbers in one tensor", watch.largest, at_most(n * k), "memory")
+        require_equal(
+            "relative error of the mean squared distance", relative, at_most(1e-4), "error"
+        )
+        require_equal("the most numbers in one tensor", watch.largest, at_most(n * k), "memory")
         codes *= 0.5
-        _, new, _ = theirs.fast_step(x, codes)
-        apart = (new - ours.slow_step(x, codes)[1]).abs().max().item()
+        _, new, _ = submission.fast_step(x, codes)
+        apart = (new - reference.slow_step(x, codes)[1]).abs().max().item()
         fact = "largest difference of a new code, after the codes were halved in place"
-        check(fact, apart, at_most(1e-4), "kept")
+        require_equal(fact, apart, at_most(1e-4), "kept")
 
 
 def kinds(results: Any) -> list[str]:
@@ -91,6 +95,11 @@ for number, (name, bound) in enumerate(LAB.finished.MEDALS.items(), 2):
     title = f"{name}: {bound:g} times as fast"
 
     @LAB.alone(number, title, "measured in turns, by processor time", "fast_step", needs=(1,))
-    def medal(theirs, ours, lesson, name=name, bound=bound):
+    def medal(submission, reference, lesson, name=name, bound=bound):
         wanted = Passes(f"{bound:g} or more", lambda ratio: ratio >= bound)
-        check("times as fast", ours.ratio(ours.slow_step, theirs.fast_step), wanted, name)
+        require_equal(
+            "times as fast",
+            reference.ratio(reference.slow_step, submission.fast_step),
+            wanted,
+            name,
+        )

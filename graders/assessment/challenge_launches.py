@@ -7,7 +7,7 @@ from importlib.util import find_spec
 import torch
 import torch._dynamo  # once here, not in every process
 
-from graders.tools import Lab, Passes, ask, at_most, check, import_late_parts
+from graders.dsl import Lab, Passes, at_most, import_late_parts, require, require_equal
 
 HINTS = {
     "moved": "FastLamb may move the parameters to other memory, but their values must stay "
@@ -42,36 +42,44 @@ import_late_parts()
 LAB = Lab(HINTS)
 
 
-def made(theirs, ours, count: int = 6):
+def made(submission, reference, count: int = 6):
     """Parameters with first gradients, and the learner's optimizer of them."""
-    own = ours.parameters(count)
-    optimizer = theirs.FastLamb(own)
-    apart = apart_from(own, [p.detach().flatten().tolist() for p in ours.parameters(count)])
+    own = reference.parameters(count)
+    optimizer = submission.FastLamb(own)
+    apart = apart_from(
+        own, [p.detach().flatten().tolist() for p in reference.parameters(count)]
+    )
     fact = "largest change of a parameter when FastLamb is made"
-    check(fact, max(apart), at_most(0), "moved")
-    ours.backward(own)
+    require_equal(fact, max(apart), at_most(0), "moved")
+    reference.backward(own)
     return own, optimizer
 
 
-def wanted(ours, steps: int) -> list[list[float]]:
+def wanted(reference, steps: int) -> list[list[float]]:
     """All numbers of all parameters, one by one, in fp64 and without torch's operators."""
-    own, results = ours.parameters(6), []
+    own, results = reference.parameters(6), []
     grads = []
     for step in range(steps):
-        ours.backward(own, step)
+        reference.backward(own, step)
         grads.append([p.grad.flatten().tolist() for p in own])
     for at, p in enumerate(own):
         x = p.detach().flatten().tolist()
         m = v = [0.0] * len(x)
         for t in range(1, steps + 1):
             g = grads[t - 1][at]
-            m = [ours.BETA1 * a + (1 - ours.BETA1) * b for a, b in zip(m, g, strict=True)]
-            v = [ours.BETA2 * a + (1 - ours.BETA2) * b * b for a, b in zip(v, g, strict=True)]
-            c1, c2 = 1 - ours.BETA1**t, 1 - ours.BETA2**t
-            u = [a / c1 / (math.sqrt(b / c2) + ours.EPSILON) + ours.DECAY * c
+            m = [
+                reference.BETA1 * a + (1 - reference.BETA1) * b
+                for a, b in zip(m, g, strict=True)
+            ]
+            v = [
+                reference.BETA2 * a + (1 - reference.BETA2) * b * b
+                for a, b in zip(v, g, strict=True)
+            ]
+            c1, c2 = 1 - reference.BETA1**t, 1 - reference.BETA2**t
+            u = [a / c1 / (math.sqrt(b / c2) + reference.EPSILON) + reference.DECAY * c
                  for a, b, c in zip(m, v, x, strict=True)]  # fmt: skip
             ratio = math.hypot(*x) / math.hypot(*u) if any(x) and any(u) else 1.0
-            x = [a - ours.RATE * ratio * b for a, b in zip(x, u, strict=True)]
+            x = [a - reference.RATE * ratio * b for a, b in zip(x, u, strict=True)]
         results.append(x)
     return results
 
@@ -86,61 +94,61 @@ def apart_from(own, true: list[list[float]]) -> list[float]:
 
 @LAB.alone(1, "the same numbers", "three steps as in fp64, parameters of zeros too", "FastLamb")
 @torch.no_grad()
-def numbers(theirs, ours, lesson):
-    own, optimizer = made(theirs, ours)
-    other, blind = made(theirs, ours)
-    ours.backward(other, 1)
+def numbers(submission, reference, lesson):
+    own, optimizer = made(submission, reference)
+    other, blind = made(submission, reference)
+    reference.backward(other, 1)
     before = [p.grad.clone() for p in own]
     optimizer.step(), blind.step()
     kept = all(torch.equal(p.grad, grad) for p, grad in zip(own, before, strict=True))
-    check("the gradients stay as they are", kept, True, "gradients")
+    require_equal("the gradients stay as they are", kept, True, "gradients")
     seen = not all(torch.equal(p, q) for p, q in zip(own, other, strict=True))
-    check("another gradient makes a difference", seen, True, "gradients")
+    require_equal("another gradient makes a difference", seen, True, "gradients")
     lengths = [
-        (p - q).norm() / q.norm() / ours.RATE
-        for p, q in zip(own, ours.parameters(6), strict=True)
+        (p - q).norm() / q.norm() / reference.RATE
+        for p, q in zip(own, reference.parameters(6), strict=True)
         if q.any()
     ]  # a ratio makes the update as long as the parameter, whatever the update is
     off, bound = max(abs(length.item() - 1) for length in lengths), at_most(1e-5)
-    check("relative error of an update's length", off, at_most(1e-3), "ratio")
-    first = apart_from(own, wanted(ours, 1))
+    require_equal("relative error of an update's length", off, at_most(1e-3), "ratio")
+    first = apart_from(own, wanted(reference, 1))
     moved = own[1].detach().isfinite().all() and own[1].any()
     hint = "update" if moved else "zeros"
-    check("error of the parameter of zeros after a step", first[1], bound, hint)
+    require_equal("error of the parameter of zeros after a step", first[1], bound, hint)
     for step in (1, 2):
-        ours.backward(own, step)
+        reference.backward(own, step)
         optimizer.step()
-    error = max(*first, *apart_from(own, wanted(ours, 3)))
-    check("largest error in three steps", error, bound, "update")
+    error = max(*first, *apart_from(own, wanted(reference, 3)))
+    require_equal("largest error in three steps", error, bound, "update")
 
 
 @LAB.alone(2, "bronze", "the host waits for nothing", "FastLamb", needs=(1,))
 @torch.no_grad()
-def waits(theirs, ours, lesson):
-    _, optimizer = made(theirs, ours)
-    with ours.Counted() as counted:
+def waits(submission, reference, lesson):
+    _, optimizer = made(submission, reference)
+    with reference.Counted() as counted:
         optimizer.step()
-    check("numbers the host waits for in a step", counted.waits, 0, "waits")
+    require_equal("numbers the host waits for in a step", counted.waits, 0, "waits")
 
 
 @LAB.alone(3, "silver", "as many launches for 24 parameters as for 6", "FastLamb", needs=(1,))
 @torch.no_grad()
-def launches(theirs, ours, lesson):
+def launches(submission, reference, lesson):
     found = []
     for count in (6, 24):
-        _, optimizer = made(theirs, ours, count)
-        with ours.Counted() as counted:
+        _, optimizer = made(submission, reference, count)
+        with reference.Counted() as counted:
             optimizer.step()
         found.append(counted.launches)
     fact = f"launches for 24 parameters; for 6 there are {found[0]}"
-    check(fact, found[1], found[0], "grows")
+    require_equal(fact, found[1], found[0], "grows")
 
 
 @LAB.alone(4, "gold", "one graph for all steps, of at most eight kernels", "FastLamb",
            needs=(1, 2, 3), compiles=True)  # fmt: skip
 @torch.no_grad()
-def graph(theirs, ours, lesson):
-    own, optimizer = made(theirs, ours)
+def graph(submission, reference, lesson):
+    own, optimizer = made(submission, reference)
     graphs: list[torch.fx.GraphModule] = []
 
     def backend(graph: torch.fx.GraphModule, examples: list):
@@ -149,18 +157,20 @@ def graph(theirs, ours, lesson):
 
     step = torch.compile(optimizer.step, fullgraph=True, backend=backend)
     for number in range(3):
-        ours.backward(own, number)
+        reference.backward(own, number)
         try:
             step()
         except torch._dynamo.exc.TorchDynamoException as error:
-            ask(False, f"torch.compile: {str(error).strip().splitlines()[0]}", "graph")
-    check("graphs made for three steps", len(graphs), 1, "again")
-    error = max(apart_from(own, wanted(ours, 3)))
-    check("largest error after three compiled steps", error, at_most(1e-5), "again")
+            require(False, f"torch.compile: {str(error).strip().splitlines()[0]}", "graph")
+    require_equal("graphs made for three steps", len(graphs), 1, "again")
+    error = max(apart_from(own, wanted(reference, 3)))
+    require_equal("largest error after three compiled steps", error, at_most(1e-5), "again")
     if find_spec("triton"):
-        _, optimizer = made(theirs, ours, 24)
-        found = ours.kernels(optimizer.step)
-        check("kernels that Inductor writes for 24 parameters", found, at_most(8), "kernels")
+        _, optimizer = made(submission, reference, 24)
+        found = reference.kernels(optimizer.step)
+        require_equal(
+            "kernels that Inductor writes for 24 parameters", found, at_most(8), "kernels"
+        )
 
 
 CLOCK = """
@@ -174,7 +184,9 @@ print(json.dumps([(found - true).abs().max().nan_to_num(9e9).item(), slow, fast]
 """
 
 
-@LAB.trial(5, "on a GPU", "nothing contradicts the counts", needs=(1, 2, 3, 4), worlds=(1,))
+@LAB.trial(
+    5, "on a GPU", "nothing contradicts the counts", needs=(1, 2, 3, 4), world_sizes=(1,)
+)
 def gpu(bench):
     if not find_spec("triton"):
         yield "triton is not on this machine: step 4 counted no kernels"
@@ -183,9 +195,11 @@ def gpu(bench):
         return
     done = bench.run("python", "-B", "-c", CLOCK, LAB.path.parents[2], bench.path)
     last = (done.stderr.strip().splitlines() or ["no output"])[-1]
-    ask(not done.status, f"on this machine's GPU it failed: {last}", "gpu")
+    require(not done.status, f"on this machine's GPU it failed: {last}", "gpu")
     error, slow, fast = json.loads(done.stdout.splitlines()[-1])
-    check("largest error after ten steps, nine of them replays", error, at_most(5e-5), "again")
+    require_equal(
+        "largest error after ten steps, nine of them replays", error, at_most(5e-5), "again"
+    )
     fact = f"times as fast as SlowLamb's ≈{slow:.0f} µs"
-    check(fact, slow / fast, Passes("30 or more", lambda gain: gain >= 30), "gpu")
+    require_equal(fact, slow / fast, Passes("30 or more", lambda gain: gain >= 30), "gpu")
     yield f"≈{fast:.0f} µs for a step of 48 parameters, {slow / fast:.0f} times as fast"

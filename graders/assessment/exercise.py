@@ -29,8 +29,8 @@ from torch.optim import optimizer as optimizers
 from torch.utils.data import DataLoader, dataloader
 
 from graders import runner
-from graders.runner import Bench, Judge, Lesson, Wrong, load
-from graders.tools import ROOT, Lab, ask, before, show
+from graders.dsl import ROOT, Lab, before, require, show
+from graders.runner import Judge, Lesson, Workspace, Wrong, load
 
 # What is wrong, and where to look. `MORE` says how to fix it.
 HINTS = {
@@ -168,7 +168,7 @@ MORE = {
     "compilation counts, and takes longer than this training.",
 }  # fmt: skip
 
-LAB = Lab(HINTS, more=MORE, borrows=False)
+LAB = Lab(HINTS, more=MORE, isolate_steps=False)
 EPOCHS, TRAIN, UNSEEN = 2, 128, 64  # of the run on the CPU; on the toy it is one epoch
 ON_TOY_SAMPLES = 192, 64
 # how far a loss may be off: on the CPU; in bf16 on the toy; in bf16 after more steps on a GPU
@@ -273,11 +273,11 @@ def show_number(value: Any) -> str:
     return f"{float(value):.4g}" if isinstance(value, (int, float, torch.Tensor)) else "none"
 
 
-def count_on_host(theirs: ModuleType, ours: ModuleType, lesson: Lesson) -> None:
+def count_on_host(submission: ModuleType, reference: ModuleType, lesson: Lesson) -> None:
     """Train on the CPU; report the curve, the truth, and what the host did."""
     cpu = torch.device("cpu")
     with data() as folder:
-        truth = numbers(ours.train(folder, cpu, EPOCHS))
+        truth = numbers(reference.train(folder, cpu, EPOCHS))
         log = folder / "log.csv"
         log.unlink()
         torch._dynamo.reset()
@@ -293,7 +293,7 @@ def count_on_host(theirs: ModuleType, ours: ModuleType, lesson: Lesson) -> None:
                 updates.add(f"{kind} with {', '.join(found)}")
 
         optimizers.register_optimizer_step_pre_hook(update)
-        curve = theirs.train(folder, cpu, EPOCHS)
+        curve = submission.train(folder, cpu, EPOCHS)
         metrics = torch._dynamo.utils.get_compilation_metrics()
         notes = [line.split() for line in path.read_text().splitlines()]
         lines = log.read_text().splitlines() if log.exists() else []
@@ -319,8 +319,8 @@ def count_on_host(theirs: ModuleType, ours: ModuleType, lesson: Lesson) -> None:
 class Watch:
     """What the toy was asked to do, from the first convolution on."""
 
-    def __init__(self, ours: ModuleType):
-        self.ours, self.toy = ours, torch.toy
+    def __init__(self, reference: ModuleType):
+        self.reference, self.toy = reference, torch.toy
         self.begun, self.places = False, ["else"]  # where it is: in a forward pass, an update
         self.convolutions: list[list] = []  # grad, samples, dtype, channels last
         self.parameters: dict[int, str] = {}  # the dtypes of what is updated
@@ -419,15 +419,18 @@ class Watch:
 
     def install(self) -> None:
         """Watch the toy, modules, backward and optimizers of this process."""
-        ours, toy = self.ours, self.toy
-        ours.run_on_toy, ours.copy = self.operator(ours.run_on_toy), self.copy(ours.copy)
+        reference, toy = self.reference, self.toy
+        reference.run_on_toy, reference.copy = (
+            self.operator(reference.run_on_toy),
+            self.copy(reference.copy),
+        )
         before(toy, "wait", self.wait)
         torch.accelerator.synchronize = toy.synchronize
         before(torch.accelerator, "synchronize", lambda *_: self.wait("synchronize"))
         before(torch.autograd, "backward", lambda *_, **__: self.settle())
         cast_for_convolutions(toy)
         # as on a GPU: what an optimizer does by default is one kernel for many tensors
-        optimizers._foreach_supported_types.append(ours.ToyTensor)
+        optimizers._foreach_supported_types.append(reference.ToyTensor)
         modules = nn.modules.module
         modules.register_module_forward_pre_hook(lambda *_: self.places.append("forward"))
         modules.register_module_forward_hook(lambda *_: self.places.remove("forward"))
@@ -483,23 +486,23 @@ def quiet_host() -> None:
     nn.DataParallel.forward = lambda self, *args, **kwargs: self.module(*args, **kwargs)
 
 
-def count_on_toy(theirs: ModuleType, ours: ModuleType, lesson: Lesson) -> None:
+def count_on_toy(submission: ModuleType, reference: ModuleType, lesson: Lesson) -> None:
     """Train on the toy; report the curve, the truth, and what the device was asked to do."""
     from graders.labs.lab07_pytorch_gpu import LAB as toys  # no other process has the toy
 
     watch = Watch(toys.finished)  # before the first backward, which counts the devices
     with data(*ON_TOY_SAMPLES) as folder:
-        truth = numbers(ours.train(folder, torch.device("cpu"), 1))
+        truth = numbers(reference.train(folder, torch.device("cpu"), 1))
         quiet_host()
         watch.install()
-        curve = theirs.train(folder, torch.device("toy"), 1)
+        curve = submission.train(folder, torch.device("toy"), 1)
     report(lesson, curve, truth, **watch.found(len(truth[0])))
 
 
 # --- untouched, timed ---------------------------------------------------------------------
 
 
-def clock(theirs: ModuleType, device: torch.device, epochs: int, *samples: int) -> dict:
+def clock(submission: ModuleType, device: torch.device, epochs: int, *samples: int) -> dict:
     """Curves, and seconds: of the slow program once, of the others the best of four."""
     slow = load(ROOT / "assessment/exercise_slow.py", "slow")
     times: dict[str, list[float]] = {}
@@ -521,16 +524,16 @@ def clock(theirs: ModuleType, device: torch.device, epochs: int, *samples: int) 
         for _ in range(4):  # in turn: what disturbs one disturbs the other
             timed("finished", LAB.finished, folder)
             if not times.get("yours") or times["yours"][0] < 20 * times["finished"][-1]:
-                timed("yours", theirs, folder)
+                timed("yours", submission, folder)
         torch._dynamo.reset()
         timed("slow", slow, folder)
     seconds = {name: min(t) for name, t in times.items()}
     return {"device": device.type, "seconds": seconds, "curves": curves}
 
 
-def time_it(theirs: ModuleType, ours: ModuleType, lesson: Lesson) -> None:
+def time_it(submission: ModuleType, reference: ModuleType, lesson: Lesson) -> None:
     """Report the seconds of one epoch on the CPU."""
-    lesson.fact("seconds", clock(theirs, torch.device("cpu"), 1)["seconds"])
+    lesson.fact("seconds", clock(submission, torch.device("cpu"), 1)["seconds"])
 
 
 # in a process of its own: a forked one has no GPU
@@ -549,11 +552,11 @@ PROBES = {"host": count_on_host, "toy": count_on_toy, "time": time_it}
 SEEN: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
-def probe(theirs: ModuleType, ours: ModuleType, lesson: Lesson) -> None:
-    PROBES[lesson.scene["what"]](theirs, ours, lesson)
+def probe(submission: ModuleType, reference: ModuleType, lesson: Lesson) -> None:
+    PROBES[lesson.scene["what"]](submission, reference, lesson)
 
 
-def facts(bench: Bench, what: str) -> dict[str, Any]:
+def facts(bench: Workspace, what: str) -> dict[str, Any]:
     """What one run of the learner's program came to; each runs once for all steps."""
     known = SEEN.setdefault(bench.runner, {})
     if (bench.path, what) not in known:
@@ -569,7 +572,8 @@ def facts(bench: Bench, what: str) -> dict[str, Any]:
 def trial(number: int, title: str, proves: str, *needs: int) -> Callable[[Callable], Any]:
     """A step that judges what runs of the learner's program came to."""
     step = LAB.trial(
-        number, title, proves, "train", worlds=(1,), joins=False, symmetric=False, needs=needs,
+        number, title, proves, "train", world_sizes=(1,), joins=False, symmetric=False,
+        needs=needs,
         crashes={"on the same device": "elsewhere"},
     )  # fmt: skip
     return lambda judge: step(judge).probe(probe)
@@ -578,8 +582,8 @@ def trial(number: int, title: str, proves: str, *needs: int) -> Callable[[Callab
 def compare(curve: list, truth: list, share: float) -> str:
     """What is wrong with a curve, by the name of its hint; "" if nothing is."""
 
-    def off(ours: list[float], theirs: list[float]) -> float:
-        pairs = zip(ours, theirs, strict=True)
+    def off(reference: list[float], submission: list[float]) -> float:
+        pairs = zip(reference, submission, strict=True)
         gaps = [abs(a - b) / b if a == a else float("inf") for a, b in pairs]
         return max(gaps, default=0.0)
 
@@ -607,34 +611,36 @@ def in_words(curve: list) -> str:
 def curve(bench):
     run = SimpleNamespace(**facts(bench, "host"))
     hint = compare(run.curve, run.truth, SAME)
-    ask(not hint, f"{in_words(run.curve)}; the slow program has {in_words(run.truth)}", hint)
+    require(
+        not hint, f"{in_words(run.curve)}; the slow program has {in_words(run.truth)}", hint
+    )
     losses, unseen = map(len, run.curve)
     yield f"{losses} losses and {unseen} validation losses, to {SAME:.1%}"
     lines = [line for line in run.logged if line is not None]
     what = (
         f"log.csv has {len(run.logged)} lines, and {len(lines)} of them are a step and a loss"
     )
-    ask(
+    require(
         len(run.logged) == len(lines) == run.steps,
         f"{what}; there were {run.steps} steps",
         "log",
     )
     found = [number for number, _ in lines]
     what = f"the steps in log.csv are {show(found)}; they should be 1 to {run.steps}"
-    ask(found == list(range(1, run.steps + 1)), what, "log")
+    require(found == list(range(1, run.steps + 1)), what, "log")
     wrong = compare([[loss for _, loss in lines], []], [run.truth[0], []], SAME)
-    ask(not wrong, "the losses in log.csv are not those of the steps", "log")
+    require(not wrong, "the losses in log.csv are not those of the steps", "log")
     wanted = f"AdamW with lr={show_number(LAB.finished.RATE)}, betas=(0.9, 0.999), eps=1e-08, "
     wanted += "weight_decay=0.01"
     wrong = [each for each in run.updates if each != wanted]
-    ask(not wrong, f"parameters are updated by {' and '.join(wrong)}", "settings")
+    require(not wrong, f"parameters are updated by {' and '.join(wrong)}", "settings")
 
 
 @trial(2, "the curve on a device", "it trains on an accelerator as on the CPU", 1)
 def on_a_device(bench):
     run = SimpleNamespace(**facts(bench, "toy"))
     what = f"{in_words(run.curve)}; on the CPU {in_words(run.truth)}"
-    ask(not compare(run.curve, run.truth, ALIKE), what, "device_curve")
+    require(not compare(run.curve, run.truth, ALIKE), what, "device_curve")
     yield from ()
 
 
@@ -643,10 +649,10 @@ def area(number: int, title: str, proves: str, *signs: tuple[str, str, Callable,
     where = {sign[0] for sign in signs}
 
     @trial(number, title, proves, *((1, 2) if "toy" in where else (1,)))
-    def judge(bench: Bench) -> Judge:
+    def judge(bench: Workspace) -> Judge:
         for where, hint, right, words in signs:
             run = facts(bench, where)
-            ask(right(SimpleNamespace(**run)), words.format(**run), hint)
+            require(right(SimpleNamespace(**run)), words.format(**run), hint)
         yield from ()
 
 
@@ -728,20 +734,20 @@ def speed(bench):
     if bench.gpus:
         done = bench.run("python", "-B", "-c", CLOCK, ROOT, bench.path, limit=LONG)
         what = f"all three programs together took more than {LONG:.0f} s"
-        ask(not done.stopped, what, "slow")
+        require(not done.stopped, what, "slow")
         last = (done.stderr.strip().splitlines() or ["no output"])[-1]
         what = f"on this machine's accelerator it failed: {last}"
-        ask(not done.status, what, "elsewhere")
+        require(not done.status, what, "elsewhere")
         found = json.loads(done.stdout.splitlines()[-1])
         where, curves = found["device"], found["curves"]
         what = f"{in_words(curves['yours'])}; slow: {in_words(curves['slow'])}"
         wrong = compare(curves["yours"], curves["slow"], LATER)
-        ask(not wrong, what, "device_curve")
+        require(not wrong, what, "device_curve")
     else:
         found = facts(bench, "time")
     seconds = found["seconds"]
     gain, best = (seconds["slow"] / seconds[name] for name in ("yours", "finished"))
     what = f"on the {where} ≈{gain:.1f} times as fast as the slow program"
     fast = gain >= FASTER and gain * BEHIND >= best
-    ask(fast, f"{what}; the finished one ≈{best:.1f} times", "slow")
+    require(fast, f"{what}; the finished one ≈{best:.1f} times", "slow")
     yield f"{what}, the finished one ≈{best:.1f} times"

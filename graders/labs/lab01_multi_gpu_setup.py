@@ -24,8 +24,17 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from graders.dsl import (
+    Lab,
+    Wrong,
+    allclose,
+    isclose,
+    judge_devices,
+    named,
+    require,
+    second_machine,
+)
 from graders.runner import Judge
-from graders.tools import Lab, Wrong, ask, judge_devices, named, near, same, second_machine
 
 HINTS = {
     "not_a_device": "pick_device() must return a torch.device in every case. It is either the "
@@ -226,14 +235,14 @@ LAB = Lab(HINTS)
     "each rank uses its own accelerator, or all ranks use the CPU if there are too few",
     "pick_device", joins=False,
 )  # fmt: skip
-def device(theirs, ours, lesson):
+def device(submission, reference, lesson):
     n, current, early = lesson.world, [], []
 
     def pick(number: int, rank: int) -> str:
         with second_machine(number, rank, n) as chosen:
-            found = theirs.pick_device(rank, n)
+            found = submission.pick_device(rank, n)
         is_device = isinstance(found, torch.device)
-        ask(is_device, "pick_device() does not return a torch.device", "not_a_device")
+        require(is_device, "pick_device() does not return a torch.device", "not_a_device")
         made = [
             str(next(iter((*call.args, *call.kwargs.values())))) for call in chosen.mock_calls
         ]
@@ -244,7 +253,7 @@ def device(theirs, ours, lesson):
         return str(found)
 
     yield from judge_devices(n, pick, n + 1, n - 1, 0, no_index="no_index")
-    ask(
+    require(
         not early,
         "with too few accelerators, a device is made the current one",
         "set_too_early",
@@ -252,12 +261,12 @@ def device(theirs, ours, lesson):
     yield "if there are too few of them, all ranks use the CPU"
     exact = [pick(n, each) for each in range(n)]
     what = f"with {n} accelerators for {n} ranks, the devices are {', '.join(exact)}"
-    ask("cpu" not in exact, what, "exact_fit")
+    require("cpu" not in exact, what, "exact_fit")
     made_current = len(current) == n
-    ask(made_current, "the device is returned, but not made the current one", "not_current")
+    require(made_current, "the device is returned, but not made the current one", "not_current")
     last = [name.removeprefix("cuda:") for name in current]
     right = last == [str(rank) for rank in range(n)]
-    ask(right, f"the current devices are {', '.join(last)}", "device_index")
+    require(right, f"the current devices are {', '.join(last)}", "device_index")
 
 
 # --- step 2 -------------------------------------------------------------------------------
@@ -275,7 +284,7 @@ WAIT = timedelta(seconds=17)
         "Expected timeout argument": "timeout_kind",
     },
 )  # fmt: skip
-def group(theirs, ours, lesson):
+def group(submission, reference, lesson):
     rank, n = lesson.rank, lesson.world
     store, real = dist.PrefixStore("ours", lesson.store), dist.init_process_group
     takes = inspect.signature(real)
@@ -296,44 +305,44 @@ def group(theirs, ours, lesson):
         with (
             mock.patch.object(dist, "init_process_group", noted),
             mock.patch.object(distributed_c10d, "init_process_group", noted),
-            mock.patch.object(theirs, "init_process_group", noted, create=True),
+            mock.patch.object(submission, "init_process_group", noted, create=True),
         ):
-            theirs.start_group(store, device, rank, n, WAIT)
+            submission.start_group(store, device, rank, n, WAIT)
         return calls[-1:]
 
     gpu = start(torch.device("cuda", rank))
     if dist.is_initialized():
         dist.destroy_process_group()
     cpu = start(torch.device("cpu"))
-    ask(dist.is_initialized(), "on the CPU no process group is started", "not_joined")
+    require(dist.is_initialized(), "on the CPU no process group is started", "not_joined")
     who = dist.get_rank(), dist.get_world_size()
     what = f"rank {rank} of {n} became rank {who[0]} of {who[1]}"
-    ask(who == (rank, n), what, "rank_and_world")
+    require(who == (rank, n), what, "rank_and_world")
     dist.all_reduce(torch.ones(1))
     yield f"{n} ranks are in one group on the CPU"
-    ask(cpu and gpu, "on an accelerator no process group is started", "not_joined")
+    require(cpu and gpu, "on an accelerator no process group is started", "not_joined")
     (cpu,), (gpu,) = cpu, gpu
     bound, gpu_bound = cpu.get("device_id"), gpu.get("device_id")
-    ask(bound is None, "on the CPU the group is given a device_id", "bound_on_cpu")
+    require(bound is None, "on the CPU the group is given a device_id", "bound_on_cpu")
     for where, call in (("the CPU", cpu), ("an accelerator", gpu)):
         what = f"on {where} the group does not use the given store"
-        ask(leads_to(call.get("store"), store), what, "own_store")
+        require(leads_to(call.get("store"), store), what, "own_store")
         who = call.get("rank"), call.get("world_size")
         what = f"on {where} the group is given rank={who[0]} and world_size={who[1]}"
-        ask(who == (rank, n), f"{what} on rank {rank} of {n}", "rank_and_world")
+        require(who == (rank, n), f"{what} on rank {rank} of {n}", "rank_and_world")
         given = call.get("timeout")
         kind = isinstance(given, timedelta | None)
-        ask(kind, f"on {where} the timeout is a {type(given).__name__}", "timeout_kind")
+        require(kind, f"on {where} the timeout is a {type(given).__name__}", "timeout_kind")
         said = f"{given.total_seconds():g} s" if given else "the default of torch"
         what = f"on {where} the timeout is {said}, and not {WAIT.total_seconds():g} s"
-        ask(given == WAIT, what, "no_timeout")
+        require(given == WAIT, what, "no_timeout")
     yield "it uses the store that was tested, and the timeout that it is given"
     gloo = backend_for("cuda", gpu) == "gloo"
-    ask(not gloo, "on an accelerator the backend is gloo", "gloo_on_gpu")
-    ask(gpu_bound is not None, "on an accelerator the group has no device_id", "not_bound")
+    require(not gloo, "on an accelerator the backend is gloo", "gloo_on_gpu")
+    require(gpu_bound is not None, "on an accelerator the group has no device_id", "not_bound")
     what = f"the device is cuda:{rank}, and the device_id is {gpu_bound}"
-    ask(torch.device(gpu_bound) == torch.device("cuda", rank), what, "bound_elsewhere")
-    ask(backend_for("cpu", cpu) == "gloo", "on the CPU no backend is named", "no_backend")
+    require(torch.device(gpu_bound) == torch.device("cuda", rank), what, "bound_elsewhere")
+    require(backend_for("cpu", cpu) == "gloo", "on the CPU no backend is named", "no_backend")
 
 
 def leads_to(given: Any, store: dist.Store) -> bool:
@@ -387,7 +396,7 @@ def recognise(
     fits = (
         hint
         for hint, parts in known.items()
-        if any(each is not None and same(given, each) for each in parts)
+        if any(each is not None and allclose(given, each) for each in parts)
     )
     reshaped = given.shape != true.shape and given.numel() in (1, true.numel())
     found = next(fits, "shape" if reshaped else "other_part")
@@ -407,7 +416,7 @@ def root_mistake(answers: dict, expected: Callable) -> str:
     for hint, other in others.items():
         wanted = {(rank, root): expected(rank, other(rank)) for rank, root in answers}
         if all(
-            given is wanted[key] if wanted[key] is None else same(given, wanted[key])
+            given is wanted[key] if wanted[key] is None else allclose(given, wanted[key])
             for key, given in answers.items()
         ):
             return hint
@@ -424,22 +433,22 @@ def described(given: Any) -> str:
 @LAB.step(
     3, "what each collective must give",
     "the results of nine collectives are right for every rank and every root",
-    "expected", worlds=(3, 2, 1, 4), joins=False,
+    "expected", world_sizes=(3, 2, 1, 4), joins=False,
     crashes={r"^'[a-z/-]+'$": "every_name"},
 )  # fmt: skip
-def collectives(theirs, ours, lesson):
+def collectives(submission, reference, lesson):
     n = lesson.world
     generator = torch.Generator().manual_seed(n)
     table = torch.randint(1000, (n, n, 5), generator=generator).float()
-    for name in ours.NAMES:
+    for name in reference.NAMES:
         wrong: dict[str, list[tuple[int, int]]] = {}
-        answers, true = {}, partial(ours.expected, name, table)
+        answers, true = {}, partial(reference.expected, name, table)
         for rank, root in itertools.product(range(n), range(n)):
             copy = table.clone()
-            answers[rank, root] = given = theirs.expected(name, copy, rank, root)
+            answers[rank, root] = given = submission.expected(name, copy, rank, root)
             what = f"expected() changes the table when it is called for {name}"
-            ask(torch.equal(copy, table), what, "table_changed")
-            kind = recognise(name, given, table, rank, root, ours.expected)
+            require(torch.equal(copy, table), what, "table_changed")
+            kind = recognise(name, given, table, rank, root, reference.expected)
             if kind != "right":
                 wrong.setdefault(kind, []).append((rank, root))
         if wrong:
@@ -459,18 +468,18 @@ def collectives(theirs, ours, lesson):
 
 @LAB.step(
     4, "gather the facts, print them in rank order",
-    "every rank has the facts of all, in rank order", "gather_facts", worlds=(3, 2, 1, 4),
+    "every rank has the facts of all, in rank order", "gather_facts", world_sizes=(3, 2, 1, 4),
     crashes={
         r"^'\w+'$": "facts_keys",
         "list assignment index": "facts_places",
         "non-destination": "facts_root",
     },
 )  # fmt: skip
-def facts(theirs, ours, lesson):
+def facts(submission, reference, lesson):
     mine = {"number": lesson.rank, "seconds": 0.5, "gpus": [1] * lesson.rank}
-    given = theirs.gather_facts(mine, lesson.world)
+    given = submission.gather_facts(mine, lesson.world)
     before = list(given) if isinstance(given, list) else given
-    theirs.gather_facts({"number": -1 - lesson.rank}, lesson.world)
+    submission.gather_facts({"number": -1 - lesson.rank}, lesson.world)
     lesson.fact("changed", given != before)
     given = before
     readable = isinstance(given, (list, tuple)) and all(isinstance(x, dict) for x in given)
@@ -481,22 +490,24 @@ def facts(theirs, ours, lesson):
 @facts.judge
 def _(group):
     n, nothing, lists = group.world, group.facts("nothing"), group.facts("given")
-    ask(not all(nothing), "gather_facts() returns None on every rank", "facts_none")
+    require(not all(nothing), "gather_facts() returns None on every rank", "facts_none")
     ranks = ", ".join(str(rank) for rank in range(n) if not nothing[rank])
-    ask(not any(nothing), f"only rank {ranks} of {n} gets the facts", "facts_root")
+    require(not any(nothing), f"only rank {ranks} of {n} gets the facts", "facts_root")
     full = [rank for rank, given in enumerate(lists) if given == list(range(n))]
     empty = [rank for rank, given in enumerate(lists) if given and set(given) == {None}]
     if len(full) == 1 and len(empty) == n - 1 > 0:
         raise Wrong(f"only rank {full[0]} of {n} gets the facts", "facts_root")
     for rank, given in enumerate(lists):
         number = "no list of dictionaries" if given is None else f"a list of {len(given)}"
-        ask(len(given or ()) == n, f"rank {rank} of {n} gets {number}", "facts_shape")
+        require(len(given or ()) == n, f"rank {rank} of {n} gets {number}", "facts_shape")
         what = f"rank {rank} gets the facts of ranks {', '.join(map(str, given))}"
         all_there = sorted(map(str, given)) == sorted(map(str, range(n)))
-        ask(given == list(range(n)) or not all_there, what, "facts_order")
-        ask(all_there, f"rank {rank} of {n} does not get the facts of all others", "facts_own")
+        require(given == list(range(n)) or not all_there, what, "facts_order")
+        require(
+            all_there, f"rank {rank} of {n} does not get the facts of all others", "facts_own"
+        )
     what = "a second call changes the list that the first call returned"
-    ask(not any(group.facts("changed")), what, "facts_reused")
+    require(not any(group.facts("changed")), what, "facts_reused")
     yield "every rank has the facts of all"
 
 
@@ -527,14 +538,16 @@ class Stopwatch:
             self.now = self.ready
 
     def synchronize(self, *_: Any, **__: Any) -> None:
-        ask(self.queues, "on the CPU, synchronize() of an accelerator is called", "cpu_sync")
+        require(
+            self.queues, "on the CPU, synchronize() of an accelerator is called", "cpu_sync"
+        )
         self.now = max(self.now, self.ready)
 
     @contextlib.contextmanager
-    def set(self, theirs: ModuleType):
+    def set(self, submission: ModuleType):
         """Put it in place of every clock, and the device in place of those there are."""
         with (
-            clock_of(theirs, self.read),
+            clock_of(submission, self.read),
             mock.patch.object(torch.accelerator, "synchronize", self.synchronize),
             mock.patch.object(torch.cuda, "synchronize", self.synchronize),
         ):
@@ -542,7 +555,7 @@ class Stopwatch:
 
 
 @contextlib.contextmanager
-def clock_of(theirs: ModuleType, read: Callable[[], float], **more: Callable):
+def clock_of(submission: ModuleType, read: Callable[[], float], **more: Callable):
     """Put `read` in place of every clock, also where one was imported by name."""
 
     def refuse() -> None:
@@ -555,7 +568,7 @@ def clock_of(theirs: ModuleType, read: Callable[[], float], **more: Callable):
     here = {getattr(time, name): clock for name, clock in clocks.items()}
     by_name = {
         name: here[value]
-        for name, value in vars(theirs).items()
+        for name, value in vars(submission).items()
         if type(value) is type(time.time) and value in here
     }
     timed = timeit.timeit.__defaults__
@@ -563,7 +576,7 @@ def clock_of(theirs: ModuleType, read: Callable[[], float], **more: Callable):
         mock.patch.multiple(time, **clocks),
         mock.patch.object(timeit, "default_timer", read),
         mock.patch.object(timeit.timeit, "__defaults__", (*timed[:2], read, *timed[3:])),
-        mock.patch.dict(vars(theirs), by_name),
+        mock.patch.dict(vars(submission), by_name),
     ):
         yield
 
@@ -573,7 +586,7 @@ def clock_of(theirs: ModuleType, read: Callable[[], float], **more: Callable):
     "it warms up, settles before every reading of the clock, and returns the median",
     "median_seconds",
 )  # fmt: skip
-def median(theirs, ours, lesson):
+def median(submission, reference, lesson):
     repeats, true = len(DURATIONS), statistics.median(DURATIONS)
     with_first = [FIRST] * WARM_UP + [*DURATIONS]
     known = {
@@ -587,22 +600,24 @@ def median(theirs, ours, lesson):
         (torch.device("cuda", 0), "on a device that works in the background"),
     ):
         watch = Stopwatch(queues=device.type == "cuda")
-        with watch.set(theirs):
-            given = theirs.median_seconds(watch.work, device, repeats=repeats, warm_up=WARM_UP)
+        with watch.set(submission):
+            given = submission.median_seconds(
+                watch.work, device, repeats=repeats, warm_up=WARM_UP
+            )
         kind = isinstance(given, int | float | torch.Tensor) and not isinstance(given, bool)
         what = f"median_seconds() returns {described(given)}"
-        ask(kind and torch.as_tensor(given).numel() == 1, what, "time_kind")
+        require(kind and torch.as_tensor(given).numel() == 1, what, "time_kind")
         what = f"{where} work() was called only {repeats} times, so no call warmed up"
-        ask(watch.calls != repeats, what, "no_warm_up")
+        require(watch.calls != repeats, what, "no_warm_up")
         what = f"{where} {WARM_UP} warm-up calls and {repeats} timed calls were requested, "
         what += f"but work() was called {watch.calls} times"
-        ask(watch.calls == repeats + WARM_UP, what, "calls")
+        require(watch.calls == repeats + WARM_UP, what, "calls")
         what = f"{where} the answer is {float(given):g} s, and not {true:g} s"
         if watch.queues:
-            ask(not any(watch.busy[1::2]), what, "not_settled")
+            require(not any(watch.busy[1::2]), what, "not_settled")
             started = f"{where} the clock started while earlier work was still running"
-            ask(not any(watch.busy[0::2]), started, "settled_late")
-        ask(near(given, true, 1e-3), what, named(given, known, 1e-3, "time_other"))
+            require(not any(watch.busy[0::2]), started, "settled_late")
+        require(isclose(given, true, 1e-3), what, named(given, known, 1e-3, "time_other"))
         yield f"the median {where}"
 
 
@@ -616,26 +631,26 @@ UNITS = (1e3, 1e6, 1e9, 2**10, 2**20, 2**30, 1 / 8, 8e-9)
     6, "from a time to a bandwidth",
     "both bandwidths are those of a ring of 1, 2, 3 and 8 ranks", "bus_bandwidth",
 )  # fmt: skip
-def bandwidth(theirs, ours, lesson):
+def bandwidth(submission, reference, lesson):
     for nbytes, seconds, n in CASES:
-        answer = theirs.bus_bandwidth(nbytes, seconds, n)
+        answer = submission.bus_bandwidth(nbytes, seconds, n)
         pair = isinstance(answer, (tuple, list)) and len(answer) == 2
         pair = pair and not any(isinstance(each, str | None) for each in answer)
-        ask(pair, "bus_bandwidth() does not return two numbers", "pair")
+        require(pair, "bus_bandwidth() does not return two numbers", "pair")
         algorithm, bus = map(float, answer)
         true, factor = nbytes / seconds, 2 * (n - 1) / n
         case = f"for {nbytes} bytes in {seconds:g} s over {n} rank{'s' * (n > 1)}"
         what = f"{case} the algorithm bandwidth is "
-        units = any(near(algorithm, true / unit) for unit in UNITS)
-        ask(not units, f"{what}{algorithm:.3g}, and not {true:.3g}", "units")
-        swapped = near(bus, true) and near(algorithm, true * factor)
+        units = any(isclose(algorithm, true / unit) for unit in UNITS)
+        require(not units, f"{what}{algorithm:.3g}, and not {true:.3g}", "units")
+        swapped = isclose(bus, true) and isclose(algorithm, true * factor)
         what = f"{what}{algorithm:.4g}, and not {true:.4g}"
-        ask(near(algorithm, true), what, "pair_order" if swapped else "bus_other")
+        require(isclose(algorithm, true), what, "pair_order" if swapped else "bus_other")
         yield f"the algorithm bandwidth {case}"
         what = f"{case} the bus bandwidth is {bus:.4g}, and not {true * factor:.4g}"
         known = {"half_ring": factor / 2, "no_factor": 1.0, "factor_n": 2.0 * (n - 1)}
         hint = named(bus / true, known, other="bus_other") if n > 1 else "one_rank"
-        ask(near(bus, true * factor), what, hint)
+        require(isclose(bus, true * factor), what, hint)
 
 
 # --- step 7 -------------------------------------------------------------------------------
@@ -669,24 +684,24 @@ SCENES = {
     "slow_links",
     crashes={"no median for empty|mean requires at least one": "only_one"},
 )  # fmt: skip
-def links(theirs, ours, lesson):
+def links(submission, reference, lesson):
     def places(rows: list, factor: float) -> list[int]:
-        links = [ours.Link(0, b, *row) for b, row in enumerate(rows, start=1)]
+        links = [reference.Link(0, b, *row) for b, row in enumerate(rows, start=1)]
         given = list(links)
-        found = theirs.slow_links(given, factor)
-        ask(given == links, "slow_links() changes the list of the links", "links_changed")
+        found = submission.slow_links(given, factor)
+        require(given == links, "slow_links() changes the list of the links", "links_changed")
         what = f"slow_links() returns a {type(found).__name__}"
-        ask(isinstance(found, Iterable), what, "links_kind")
+        require(isinstance(found, Iterable), what, "links_kind")
         found = list(found)
         what = f"{what} of {type(found[0]).__name__} objects" if found else what
-        ask(all(each in links for each in found), what, "links_kind")
+        require(all(each in links for each in found), what, "links_kind")
         return [links.index(link) for link in found]
 
     def expect(name: str, good: bool, hint: str) -> None:
         rows, true = SCENES[name]
         found = ", ".join(map(str, slow[name])) or "none"
         what = f"of the {len(rows)} links of the example {name!r}, these are returned: {found}"
-        ask(good, f"{what}. These are slow: {', '.join(map(str, true)) or 'none'}", hint)
+        require(good, f"{what}. These are slow: {', '.join(map(str, true)) or 'none'}", hint)
 
     slow = {name: places(rows, 3) for name, (rows, _) in SCENES.items()}
     expect("fast", not slow["fast"], "fast_links")
@@ -709,7 +724,7 @@ def links(theirs, ours, lesson):
     for name, (_, true) in SCENES.items():
         expect(name, slow[name] == true, "links_other")
     found = places(SCENES["bandwidth"][0], 20)
-    ask(
+    require(
         not found,
         f"with factor=20, links are returned that are 9 times slower: {found}",
         "factor_fixed",
@@ -776,7 +791,7 @@ class Meeting(dist.Store):
         with contextlib.suppress(dist.DistStoreError):
             self.wait([None], timedelta(seconds=seconds))  # nobody says that
 
-    def check(self, keys: list[str]) -> bool:
+    def require_equal(self, keys: list[str]) -> bool:
         with contextlib.suppress(dist.DistStoreError):
             return self.wait(keys, MOMENT) is None
         return False
@@ -818,19 +833,19 @@ class Meeting(dist.Store):
         "wait timeout": "endless_wait",
     },
 )  # fmt: skip
-def exchange(theirs, ours, lesson):
+def exchange(submission, reference, lesson):
     joined = mock.Mock(side_effect=Wrong("a process group is started", "no_collective"))
     with (
         mock.patch.object(dist, "init_process_group", joined),
-        mock.patch.object(theirs, "init_process_group", joined, create=True),
+        mock.patch.object(submission, "init_process_group", joined, create=True),
     ):
         for n in (2, 3, 1, 11):
-            yield from compare(theirs, n)
+            yield from compare(submission, n)
             names = ", ".join(sorted({call.name for call in lesson.calls}))
-            ask(not names, f"{names} was called", "no_collective")
+            require(not names, f"{names} was called", "no_collective")
 
 
-def compare(theirs: ModuleType, n: int) -> Judge:
+def compare(submission: ModuleType, n: int) -> Judge:
     """Two calls that all ranks make, and one that one rank does not make.
 
     In the first two calls rank 0 is late. If the keys are wrong, the other ranks then read the
@@ -845,12 +860,12 @@ def compare(theirs: ModuleType, n: int) -> Judge:
             mine, name = f"float32 [{100 * number + rank}]", f"all-reduce {'1' * number}"
             if rank == 0 and late:
                 store.sleep(late)
-            given = theirs.exchange_metadata(store, name, mine, rank, n, patience)
+            given = submission.exchange_metadata(store, name, mine, rank, n, patience)
             what = f"exchange_metadata() returns a {type(given).__name__}"
-            ask(isinstance(given, (list, tuple)), what, "texts_kind")
+            require(isinstance(given, (list, tuple)), what, "texts_kind")
             return [f"bytes {x!r}" if isinstance(x, bytes) else x for x in given]
 
-        with clock_of(theirs, lambda: store.now, sleep=store.sleep):
+        with clock_of(submission, lambda: store.now, sleep=store.sleep):
             return dict(zip(ranks, store.run([partial(hear, r) for r in ranks]), strict=True))
 
     def said(texts: list) -> str:
@@ -863,13 +878,13 @@ def compare(theirs: ModuleType, n: int) -> Judge:
         true, late = texts_of(number), LONG.total_seconds() / 30 if n > 2 else 0
         for rank, texts in call(number, range(n), LONG, late).items():
             what = f"in call {number} of {n} ranks, rank {rank} gets {said(texts)}"
-            ask(not any(str(text).startswith("bytes ") for text in texts), what, "bytes")
+            require(not any(str(text).startswith("bytes ") for text in texts), what, "bytes")
             stale = number == 2 and set(texts_of(1)) & set(texts)
-            ask(not stale, what, "stale" if n < 11 else "joined_key")
+            require(not stale, what, "stale" if n < 11 else "joined_key")
             one = len(texts) == n > 1 and set(texts) <= set(true)
             early = len(texts) == n > 2 and rank and texts == [None, *true[1:]]
             hint = "one_key" if one else "too_early" if early else "not_told"
-            ask(texts == true, what, hint)
+            require(texts == true, what, hint)
     yield f"two calls of {n} rank{'s' * (n > 1)} are told apart"
     if n in (1, 11):
         return
@@ -877,9 +892,9 @@ def compare(theirs: ModuleType, n: int) -> Judge:
     true = [None if other == absent else text for other, text in enumerate(texts_of(3))]
     for rank, texts in call(3, [r for r in range(n) if r != absent], SHORT).items():
         what = f"rank {absent} of {n} does not come, and rank {rank} gets {said(texts)}"
-        ask(len(texts) == n, what, "no_place")
+        require(len(texts) == n, what, "no_place")
         other = [*texts[:absent], None, *texts[absent + 1 :]] == true
-        ask(texts == true, what, "placeholder" if other else "gave_up")
+        require(texts == true, what, "placeholder" if other else "gave_up")
     waited = f"{store.now - began:g} s and not {SHORT.total_seconds():g} s"
     what = f"rank {absent} of {n} does not come, and the others wait for {waited}"
-    ask(store.now - began <= n * SHORT.total_seconds(), what, "endless_wait")
+    require(store.now - began <= n * SHORT.total_seconds(), what, "endless_wait")

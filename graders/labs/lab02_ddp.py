@@ -26,19 +26,19 @@ from torch.distributed import device_mesh
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from graders.runner import Call, Pending
-from graders.tools import (
+from graders.dsl import (
     Lab,
     Lesson,
     Wrong,
-    ask,
+    allclose,
     before,
     described,
     judge_devices,
-    same,
+    require,
     second_machine,
     verdict,
 )
+from graders.runner import Call, Pending
 
 HINTS = {
     "start_none": "start() returns nothing, so the caller gets None. End it with `return "
@@ -541,7 +541,7 @@ class Reference:
                 verdicts[name] = "own"
             if verdicts[name] == "other":
                 factor = ((gradient * whole).sum() / (whole * whole).sum()).item()
-                if factor > 1e-3 and same(gradient, factor * whole):
+                if factor > 1e-3 and allclose(gradient, factor * whole):
                     verdicts[name] = round(factor, 4)
                 elif (gradient - whole).norm() < 1e-2 * whole.norm():
                     verdicts[name] = "rounded"
@@ -607,7 +607,9 @@ class Training:
 
     def judge(self, accumulating: bool = False) -> Iterator[str]:
         """Raise `Wrong` for the first training step with a wrong gradient or a wrong call."""
-        ask(self.starts_equal, "the ranks start with different models", "no_initial_broadcast")
+        require(
+            self.starts_equal, "the ranks start with different models", "no_initial_broadcast"
+        )
         for step, verdicts in enumerate(self.gradients):
             here = self._calls_of(step)
             if set(verdicts.values()) != {"right"} or any(call.touched for call in here):
@@ -620,13 +622,13 @@ class Training:
             self._explain_error(self.error)
         yield "the gradients equal those of a single process in every training step"
         what = f"a frozen parameter has a gradient: {', '.join(sorted(self.frozen))}"
-        ask(not self.frozen, what, "frozen_graded")
+        require(not self.frozen, what, "frozen_graded")
         what = "the code waits for all-reduces of earlier training steps again"
-        ask(not self.waits_again, what, "not_forgotten")
+        require(not self.waits_again, what, "not_forgotten")
         once = sum(gradient.numel() for gradient in self.reference.whole[0].values())
         reduced = sum(call.numel for call in self._calls_of(0) if call.name == "all_reduce")
         what = f"each training step reduces {reduced} numbers for {once} numbers in gradients"
-        ask(accumulating or reduced < 2 * once, what, "reduced_again")
+        require(accumulating or reduced < 2 * once, what, "reduced_again")
 
     def _calls_of(self, step: int) -> list[Call]:
         """Return the collectives of a training step: broadcasts only if nothing else."""
@@ -641,7 +643,7 @@ class Training:
         if self.why:
             self.why(len(self.gradients))
         if "NoneType" in text:
-            ask("backward()" not in code, what, "backward_none")
+            require("backward()" not in code, what, "backward_none")
             if re.search("attribute '(append|extend|clear|add)'|not iterable", text):
                 raise Wrong(what, "list_is_none")
             trained = [p for p in self.model.parameters() if p.requires_grad]
@@ -668,10 +670,10 @@ class Training:
         when = f"in training step {step + 1} of {STEPS_TRAINED}, "
         first = len(self._calls_of(0))
         what = f"{when}your code calls {len(here)} collectives, and {first} in the first one"
-        ask(len(here) <= first, what, "more_each_step")
+        require(len(here) <= first, what, "more_each_step")
         touched = any(call.touched for call in here)
         what = f"{when}your code starts {len(here)} all-reduces for {len(verdicts)} gradients"
-        ask(not touched or step or len(here) <= len(verdicts), what, "hooked_again")
+        require(not touched or step or len(here) <= len(verdicts), what, "hooked_again")
         if touched:
             what = f"{when}a gradient changed while its all-reduce was running"
             hint = "launched_early" if accumulating else "touched"
@@ -686,10 +688,10 @@ class Training:
             what = f"{when}all-reduces were started, but nothing waits for them"
             raise Wrong(what, "not_waited")
         what = f"{when}an all-reduce does not compute a sum"
-        ask(self.sums_only, what, "other_operation")
-        ask(found != {"zero"}, f"{when}all gradients are zero", "zero_gradients")
+        require(self.sums_only, what, "other_operation")
+        require(found != {"zero"}, f"{when}all gradients are zero", "zero_gradients")
         what = f"{when}the gradients of the training step before are added to the right ones"
-        ask("added" not in found, what, "old_values")
+        require("added" not in found, what, "old_values")
         if found == {"none"} and here:
             removed = any(call.asynchronous for call in here)
             hint = "gradient_removed" if removed else "returns_none"
@@ -707,14 +709,16 @@ class Training:
             if accumulating:
                 whole = abs(factor - MICRO_BATCHES) < 1e-2
                 raise Wrong(what, "loss_not_divided" if whole else "loss_wrong")
-            ask(abs(factor - self.lesson.world) > 1e-2, what, "not_divided")
+            require(abs(factor - self.lesson.world) > 1e-2, what, "not_divided")
             powers = [self.lesson.world**-k for k in range(1, 10)]
             again = any(abs(factor / power - 1) < 1e-2 for power in powers)
             hint = "divided_twice" if again else "divided_by_other"
-            ask(factor >= 1, what, "not_forgotten" if step else hint)
-            ask(step, what, "divided_by_other")
+            require(factor >= 1, what, "not_forgotten" if step else hint)
+            require(step, what, "divided_by_other")
         what = f"{when}the gradients differ slightly from those of a single process"
-        ask("rounded" not in found or found - {"right", "rounded", *factors}, what, "rounded")
+        require(
+            "rounded" not in found or found - {"right", "rounded", *factors}, what, "rounded"
+        )
         sums = {each for each in factors if abs(each - self.lesson.world) < 1e-2}
         if not accumulating and found == {"right", *sums}:
             count = sum(verdict in sums for verdict in verdicts.values())
@@ -726,8 +730,8 @@ class Training:
             raise Wrong(f"{what}: {', '.join(own)}", "subset")
         twice = found <= {"right", *factors} and factors and max(factors) < 1
         what = f"{when}some gradients are {min(factors, default=0):g} times the right ones"
-        ask(accumulating or not twice, what, "divided_twice")
-        ask(not (step and here), f"{when}the gradients are no longer right", self.stale)
+        require(accumulating or not twice, what, "divided_twice")
+        require(not (step and here), f"{when}the gradients are no longer right", self.stale)
         hint = "micro_batch_lost" if accumulating else "other"
         hint = "gathered" if {call.name for call in here} == {"all_gather"} else hint
         raise Wrong(f"{when}the gradients differ from those of a single process", hint)
@@ -753,7 +757,7 @@ SLIPS = {
         "'(int|str)' and '(int|str)'|must be int, not str": "env_text",
     },
 )  # fmt: skip
-def start(theirs, ours, lesson):
+def start(submission, reference, lesson):
     takes, unset = inspect.signature(dist.init_process_group), []
 
     def address() -> str:
@@ -763,20 +767,20 @@ def start(theirs, ours, lesson):
         method = takes.bind(*args, **kwargs).arguments.get("init_method") or "env://"
         used = method.rpartition("/")[2] or address()
         what = f"torchrun sets the address {given}, and start() uses {used}"
-        ask(used == given, what, "own_address")
+        require(used == given, what, "own_address")
 
     given = address()
     before(dist, "init_process_group", look)
-    n, device = lesson.world, theirs.start()
-    ask(dist.is_initialized(), "start() did not initialise a process group", "not_joined")
+    n, device = lesson.world, submission.start()
+    require(dist.is_initialized(), "start() did not initialise a process group", "not_joined")
     who = dist.get_rank(), dist.get_world_size()
     what = f"in the process group, rank {lesson.rank} of {n} is rank {who[0]} of {who[1]}"
-    ask(who == (lesson.rank, n), what, "not_joined")
+    require(who == (lesson.rank, n), what, "not_joined")
     dist.all_reduce(torch.ones(1))
     yield f"{n} ranks are in one group, and an all-reduce completes"
-    ask(device is not None, "start() returns None", "start_none")
+    require(device is not None, "start() returns None", "start_none")
     is_device = isinstance(device, torch.device)
-    ask(is_device, "start() does not return a torch.device", "not_a_device")
+    require(is_device, "start() does not return a torch.device", "not_a_device")
 
     def pick(number: int, rank: int) -> str:
         """Return the device of a rank, and check the group that it joins."""
@@ -793,12 +797,14 @@ def start(theirs, ours, lesson):
             second_machine(number, rank, n) as chosen,
             mock.patch.multiple(dist, **group),
             mock.patch.multiple(device_mesh, **group),
-            mock.patch.multiple(theirs, create=True, **group),
+            mock.patch.multiple(submission, create=True, **group),
         ):
-            device = theirs.start()
+            device = submission.start()
         what = f"with {number} accelerators for {n} ranks, start() returns a"
         is_device = isinstance(device, torch.device)
-        ask(is_device, f"{what} {type(device).__name__}, not a torch.device", "not_a_device")
+        require(
+            is_device, f"{what} {type(device).__name__}, not a torch.device", "not_a_device"
+        )
         device = "cpu" if device.type == "cpu" else str(device)  # its index means nothing
         indices = [
             each.args[0] if isinstance(each.args[0], int) else torch.device(each.args[0]).index
@@ -809,11 +815,11 @@ def start(theirs, ours, lesson):
         what = f"on a machine with {count}, local rank {rank} sets the current device"
         what += f" to {', '.join(map(str, indices))}"
         exist = all(index is None or index < number for index in indices)
-        ask(device != "cpu" or exist, what, "device_absent")
+        require(device != "cpu" or exist, what, "device_absent")
         what = f"on the second of two machines, local rank {rank} sets the current device to"
         what += f" {', '.join(map(str, indices))}"
         on_own_gpu = device != "cpu" and number >= n
-        ask(not on_own_gpu or set(indices) <= {rank}, what, "device_index")
+        require(not on_own_gpu or set(indices) <= {rank}, what, "device_index")
         what = f"with {number} accelerators for {n} ranks, the device is {device}, but the"
         if on_own_gpu and not indices and not group["init_device_mesh"].called:
             unset.append(f"{what} current device is not set")
@@ -821,18 +827,18 @@ def start(theirs, ours, lesson):
             for name, true in (("rank", rank + n), ("world_size", 2 * n)):
                 what = f"on the second of two machines, {name} {true} joins the group as"
                 what += f" {name} {(given := each.get(name, -1))}"
-                ask(given in (-1, true), what, "not_joined")
+                require(given in (-1, true), what, "not_joined")
             with_id = each.get("device_id")
             index = getattr(with_id, "index", with_id)
             what = (
                 f"on the second of two machines, local rank {rank} passes device_id={with_id}"
             )
-            ask(not on_own_gpu or index in (None, rank), what, "device_index")
+            require(not on_own_gpu or index in (None, rank), what, "device_index")
             backend = str(each.get("backend")).lower()
             what = f"with {number} accelerators for {n} ranks, the device is {device}, and the"
             what += f" backend is {backend}"
-            ask(not on_own_gpu or backend != "gloo", what, "gloo_on_gpu")
-            ask(device != "cpu" or backend != "nccl", what, "no_gpu")
+            require(not on_own_gpu or backend != "gloo", what, "gloo_on_gpu")
+            require(device != "cpu" or backend != "nccl", what, "no_gpu")
         return device
 
     os.environ["MASTER_ADDR"] = "10.0.0.7"  # as if the first machine were a different one
@@ -841,8 +847,8 @@ def start(theirs, ours, lesson):
     names = [pick(n + 1, rank) for rank in range(n)]
     what = f"on the second of two machines with {n + 1} accelerators each, the devices are"
     right = names == [f"cuda:{rank}" for rank in range(n)]
-    ask(right, f"{what} {', '.join(names)}", "device_index")
-    ask(not unset, next(iter(unset), ""), "device_not_set")
+    require(right, f"{what} {', '.join(names)}", "device_index")
+    require(not unset, next(iter(unset), ""), "device_not_set")
 
 
 # --- step 2 -------------------------------------------------------------------------------
@@ -856,33 +862,33 @@ def lengths(world: int) -> tuple[int, ...]:
 @LAB.step(
     2, "give each rank its own samples",
     "every sample is read, all shards have the same length, and each epoch has a new order",
-    "shard", worlds=(2, 3, 4, 1),
+    "shard", world_sizes=(2, 3, 4, 1),
     crashes={"tuple index out of range": "uneven", "list index out of range": "no_element",
              "NoneType": "list_is_none", r"got \(int, (generator=)?int": "generator_kind",
              "'Tensor' and 'list'|'list' and 'Tensor'": "not_a_list"},
 )  # fmt: skip
-def shard(theirs, ours, lesson):
+def shard(submission, reference, lesson):
     def different_hash(value: Any) -> int:
         """Return a hash that differs between the ranks for a text, as in separate processes."""
         parts = value if isinstance(value, tuple) else (value,)
         salted = any(isinstance(each, (str, bytes)) for each in parts)
         return hash((lesson.rank, value) if salted else value)
 
-    n, theirs.hash = lesson.world, different_hash
-    samples = theirs.shard(12 * n, lesson.rank, n, 0)
+    n, submission.hash = lesson.world, different_hash
+    samples = submission.shard(12 * n, lesson.rank, n, 0)
     kind = type(samples).__name__
-    ask(kind == "list", f"shard() returns a {kind}, not a list", "not_a_list")
+    require(kind == "list", f"shard() returns a {kind}, not a list", "not_a_list")
     kinds = {type(each).__name__ for each in samples if not isinstance(each, Integral)}
     what = f"shard() returns a list that contains a {' and a '.join(sorted(kinds))}, not an int"
-    ask(not kinds, what, "not_a_list")
+    require(not kinds, what, "not_a_list")
     for length in lengths(n):
         torch.manual_seed(lesson.rank)  # as if each rank had used random numbers before
         random.seed(lesson.rank)
-        mine = [theirs.shard(length, lesson.rank, n, epoch) for epoch in (0, 1, 2)]
-        cut = [theirs.shard(length, rank, n, 0) for rank in range(n)]
+        mine = [submission.shard(length, lesson.rank, n, epoch) for epoch in (0, 1, 2)]
+        cut = [submission.shard(length, rank, n, 0) for rank in range(n)]
         lesson.fact(f"mine {length}", [list(map(int, samples)) for samples in mine])
         lesson.fact(f"all {length}", [list(map(int, samples)) for samples in cut])
-    cut = [theirs.shard(7, rank, 5, 0) for rank in range(5)]
+    cut = [submission.shard(7, rank, 5, 0) for rank in range(5)]
     lesson.fact("five", [list(map(int, samples)) for samples in cut])
 
 
@@ -896,21 +902,21 @@ def _(group):
         absent, extra = length - len(set(indices)), len(indices) - len(set(indices))
         for index in itertools.chain(indices, *later, *latest):
             what = f"{case}, shard() returns the index {index}, which does not exist"
-            ask(0 <= index < length, what, "no_such_index")
+            require(0 <= index < length, what, "no_such_index")
         alike = 1 < n < length and all(shard == shards[0] for shard in shards)
         what = f"{case}, all {n} ranks read the same {len(shards[0])} samples"
-        ask(not alike, what, "same_shard")
+        require(not alike, what, "same_shard")
         sizes = [str(len(shard)) for shard in shards]
         what = f"{case}, the shards of the ranks have the lengths {', '.join(sizes)}"
         hint = "uneven" if length > n else "short_padding"
-        ask(len(set(sizes)) == 1, what, hint)
+        require(len(set(sizes)) == 1, what, hint)
         share = -(-length // n)
         what = f"{case}, each of {n} ranks reads {len(shards[0])} samples, and not {share}"
-        ask(absent or len(shards[0]) <= share, what, "padding_too_long")
+        require(absent or len(shards[0]) <= share, what, "padding_too_long")
         if length == 12 * n:
             twice = max(len(shard) - len(set(shard)) for shard in shards)
             what = f"{case}, {twice} of the {share} reads of a rank are repetitions"
-            ask(not twice, what, "not_a_permutation")
+            require(not twice, what, "not_a_permutation")
         if absent or extra >= n:
             differ = any(cut != list(shards) for cut in group.facts(f"all {length}"))
             hint = "overlap" if extra else "dropped"
@@ -919,31 +925,31 @@ def _(group):
             raise Wrong(f"{case}, {what}", hint)
         again = [cut[rank] for rank, cut in enumerate(group.facts(f"all {length}"))]
         what = f"{case}, a second call of shard() for epoch 0 returns other indices"
-        ask(again == list(shards), what, "not_repeated")
+        require(again == list(shards), what, "not_repeated")
         yield f"{case}, every sample is read; samples that are read twice: {extra}"
         for epoch, cut in ((1, later), (2, latest)):
             sizes = sorted(map(len, cut))
             what = f"{case}, in epoch {epoch} the shards have {sizes[0]} to {sizes[-1]} indices"
-            ask(sizes[0] == sizes[-1] == len(shards[0]), what, "uneven")
+            require(sizes[0] == sizes[-1] == len(shards[0]), what, "uneven")
             absent = length - len({index for shard in cut for index in shard})
             what = f"{case}, no rank reads {absent} of the samples in epoch {epoch}"
-            ask(not absent, what, "overlap")
+            require(not absent, what, "overlap")
         if length > n:
             for epoch, other in ((1, later), (2, latest)):
                 what = f"{case}, epochs 0 and {epoch} have the same order"
-                ask(shards[0] != other[0], what, "epoch_ignored")
+                require(shards[0] != other[0], what, "epoch_ignored")
         pairs = zip(shards[0], shards[0][1:], strict=False)
         follow = sum((a + 1) % length == b for a, b in pairs) if n == 1 else 0
         what = f"{case}, {follow} of the {length} indices are followed by the next index"
-        ask(follow <= length // 2, what, "not_shuffled")
+        require(follow <= length // 2, what, "not_shuffled")
         if length == 12 * n and n > 1:
             fixed = all(set(a) == set(b) for a, b in zip(shards, later, strict=True))
             what = f"{case}, each rank reads the same samples in epochs 0 and 1"
-            ask(not fixed, what, "fixed_shards")
+            require(not fixed, what, "fixed_shards")
     for rank, cut in enumerate(group.facts("five")):
         whole = {index for shard in cut for index in shard} == set(range(7))
         what = f"on rank {rank}, shard(7, r, 5, 0) returns {cut} for r = 0 to 4"
-        ask(whole and {len(shard) for shard in cut} == {2}, what, "arguments_ignored")
+        require(whole and {len(shard) for shard in cut} == {2}, what, "arguments_ignored")
 
 
 # --- step 3 -------------------------------------------------------------------------------
@@ -959,24 +965,24 @@ def _(group):
         **SLIPS,
     },
 )  # fmt: skip
-def broadcast(theirs, ours, lesson):
+def broadcast(submission, reference, lesson):
     model, mine = Model(lesson.rank), Model(lesson.rank).state_dict()
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     trained = {name: tensor.requires_grad for name, tensor in tensors.items()}
     with lesson.phase("broadcast"):
-        theirs.broadcast_state(model)
+        submission.broadcast_state(model)
     lesson.meet()
     state, first = model.state_dict(), Model(seed=0).state_dict()
     late = [c for c in lesson.calls if c.name == "broadcast" and not c.returned]
     what = f"nothing waits for {len(late)} of {len(lesson.calls)} collectives"
-    ask(not late, what, "broadcast_not_waited")
+    require(not late, what, "broadcast_not_waited")
     wrong = {name for name in first if not torch.equal(state[name], first[name])}
     own = all(torch.equal(state[name], mine[name]) for name in wrong)
     seen = f"last.seen is {state['last.seen']} after the broadcast, and not {2**24 + 1}"
-    ask(own or wrong != {"last.seen"}, seen, "digits_lost")
-    ask(own, "the tensors do not have the values of rank 0", "other_source")
+    require(own or wrong != {"last.seen"}, seen, "digits_lost")
+    require(own, "the tensors do not have the values of rank 0", "other_source")
     what = f"each rank keeps its own values in all {len(first)} tensors"
-    ask(len(wrong) < len(first), what, "not_broadcast")
+    require(len(wrong) < len(first), what, "not_broadcast")
     if wrong:
         yield f"{len(first) - len(wrong)} of {len(first)} tensors equal those of rank 0"
         hint = "buffers" if wrong & {"mean", "std", "last.seen"} else "not_broadcast"
@@ -986,10 +992,10 @@ def broadcast(theirs, ours, lesson):
         raise Wrong(f"each rank keeps its own values in {', '.join(sorted(wrong))}", hint)
     found = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     new = sorted(name for name in tensors if found.get(name) is not tensors[name])
-    ask(not new, f"the module has other tensors than before: {', '.join(new)}", "replaced")
+    require(not new, f"the module has other tensors than before: {', '.join(new)}", "replaced")
     changed = sorted(name for name in tensors if found[name].requires_grad != trained[name])
     what = f"requires_grad has changed for {', '.join(changed)}"
-    ask(not changed, what, "requires_grad_changed")
+    require(not changed, what, "requires_grad_changed")
 
 
 # --- steps 4 and 5 ------------------------------------------------------------------------
@@ -1008,13 +1014,13 @@ def make_model(lesson: Lesson) -> Model:
         "AVG": "average", r"^shape '.*' is invalid for input of size": "piece_sizes", **SLIPS,
     },
 )  # fmt: skip
-def average(theirs, ours, lesson):
+def average(submission, reference, lesson):
     def backward(reference: Reference) -> None:
         reference.loss(model, reference.mine).backward()
-        theirs.average_gradients(model)
+        submission.average_gradients(model)
 
     model = make_model(lesson)
-    ours.broadcast_state(model)
+    reference.broadcast_state(model)
     yield from Training(lesson, model, backward).judge()
 
 
@@ -1033,17 +1039,17 @@ def train_overlapping(
 
     training = Training(lesson, model, backward, why, buckets)
     yield from training.judge()
-    ask(
+    require(
         any(call.phase.endswith(("backward", "finish")) for call in lesson.calls),
         "no collective was seen in backward or in finish()", "not_seen",
     )  # fmt: skip
     during = [call for call in lesson.calls if call.phase.endswith("backward")]
-    ask(during, "no all-reduce started before the backward pass ended", "not_early")
+    require(during, "no all-reduce started before the backward pass ended", "not_early")
     count = sum(not call.asynchronous for call in during)
     what = f"the backward pass waits for {count} of its {len(during)} all-reduces"
-    ask(not count, what, "synchronous")
+    require(not count, what, "synchronous")
     what = "the backward pass waits for an all-reduce before it starts the next one"
-    ask(not training.waited_early, what, "synchronous")
+    require(not training.waited_early, what, "synchronous")
 
 
 @LAB.step(
@@ -1057,7 +1063,7 @@ def train_overlapping(
         r"start\(\) takes 2 positional": "hook_of_module", **SLIPS,
     },
 )  # fmt: skip
-def hooks(theirs, ours, lesson):
+def hooks(submission, reference, lesson):
     # all ranks use the same graph here, so hooks may launch as soon as a gradient is ready
     model = Model(seed=lesson.rank)
     real, on_gradients = torch.Tensor.register_hook, []
@@ -1074,20 +1080,20 @@ def hooks(theirs, ours, lesson):
 
     with mock.patch.object(torch.Tensor, "register_hook", register_hook):
         try:
-            ddp = theirs.HookDDP(model)
+            ddp = submission.HookDDP(model)
         except (AttributeError, TypeError) as error:
             text = f"{error}"
             hint = "hook_on_gradient" if "attribute 'register" in text else "hook_called"
-            ask("NoneType" not in text, described(error, theirs)[0], hint)
+            require("NoneType" not in text, described(error, submission)[0], hint)
             raise
 
     def why(step: int) -> None:
         what = f"{len(on_gradients)} hooks were registered with register_hook"
-        ask(not on_gradients, what, "hook_kind")
+        require(not on_gradients, what, "hook_kind")
 
     yield from train_overlapping(lesson, model, ddp, why)
     what = "no all-reduce started before the last gradient was computed"
-    ask(all(begun), what, "started_late")
+    require(all(begun), what, "started_late")
 
 
 # --- step 6 -------------------------------------------------------------------------------
@@ -1109,7 +1115,7 @@ def memory_of(tensor: torch.Tensor) -> int:
     "in three training steps, the gradients equal those of a single process; 9 parameters are "
     "in 4 buckets, and all ranks launch the buckets in the same order, although their "
     "gradients become ready in different orders",
-    "make_buckets BucketDDP", own="Bucket make_buckets BucketDDP", worlds=(2, 3, 4, 1),
+    "make_buckets BucketDDP", own="Bucket make_buckets BucketDDP", world_sizes=(2, 3, 4, 1),
     crashes={
         "buckets not launched, 0 ": "one_launch", "buckets not launched": "not_noted",
         "AVG": "average", "list index out of range": "no_bound",
@@ -1120,89 +1126,91 @@ def memory_of(tensor: torch.Tensor) -> int:
     },
     order_hint="launch_order",
 )  # fmt: skip
-def buckets(theirs, ours, lesson):
+def buckets(submission, reference, lesson):
     names = {p: name for name, p in Model(seed=0).named_parameters() if p.requires_grad}
     in_order = [name for bucket in FILLED for name in bucket]
     each = [[name] for name in in_order]
     for limit, wanted in ((BUCKET_BYTES + 1, FILLED), (BUCKET_BYTES, FILLED), (1, each)):
         given = list(names)
         try:
-            made = theirs.make_buckets(given, limit)
+            made = submission.make_buckets(given, limit)
         except (IndexError, ValueError) as error:
             empty = re.search("list index out of range|non-empty list", f"{error}")
-            ask(not empty, described(error, theirs)[0], "list_empty")
+            require(not empty, described(error, submission)[0], "list_empty")
             raise
         kept = len(given) == len(names) and all(map(operator.is_, given, names))
-        ask(kept, "make_buckets() changes the list of parameters", "list_changed")
-        ask(isinstance(made, (list, tuple)), f"make_buckets() returns {made}", "bucket_list")
+        require(kept, "make_buckets() changes the list of parameters", "list_changed")
+        require(
+            isinstance(made, (list, tuple)), f"make_buckets() returns {made}", "bucket_list"
+        )
         keys = [bucket.views if isinstance(bucket.views, dict) else "?" for bucket in made]
         known = all(p in names for views in keys for p in views)
-        ask(known, "the keys of `views` are not the parameters", "views_kind")
+        require(known, "the keys of `views` are not the parameters", "views_kind")
         found = [[names[p] for p in views] for views in keys]
         shown = " | ".join(", ".join(bucket) for bucket in found)
         what = f"with at most {limit} byte{'s' * (limit > 1)}, the buckets contain {shown}"
-        ask(not shown.startswith("first.weight"), what, "fill_order")
-        ask(all(found), f"{what}; {found.count([])} of them are empty", "bucket_empty")
+        require(not shown.startswith("first.weight"), what, "fill_order")
+        require(all(found), f"{what}; {found.count([])} of them are empty", "bucket_empty")
         lost = set(names.values()) - {name for bucket in found for name in bucket}
-        ask(not lost, f"{what}; not in a bucket: {', '.join(sorted(lost))}", "bucket_lost")
+        require(not lost, f"{what}; not in a bucket: {', '.join(sorted(lost))}", "bucket_lost")
         hint = "exact_fit" if limit == BUCKET_BYTES else "bucket_size"
-        ask([name for bucket in found for name in bucket] == in_order, what, "not_in_order")
-        ask(found == wanted, what, hint)
-    buckets = theirs.make_buckets(list(names), BUCKET_BYTES)
+        require([name for bucket in found for name in bucket] == in_order, what, "not_in_order")
+        require(found == wanted, what, hint)
+    buckets = submission.make_buckets(list(names), BUCKET_BYTES)
     yield f"{len(names)} parameters are in {len(buckets)} buckets, the last parameters first"
     graph = any(bucket.flat.requires_grad for bucket in buckets)
-    ask(not graph, "the flat tensor of a bucket requires a gradient", "flat_graph")
+    require(not graph, "the flat tensor of a bucket requires a gradient", "flat_graph")
     shared = all(
         memory_of(view) == memory_of(bucket.flat) and view.shape == p.shape
         for bucket in buckets
         for p, view in bucket.views.items()
     )
-    ask(shared, "the views do not share the memory of their bucket", "not_views")
+    require(shared, "the views do not share the memory of their bucket", "not_views")
     starts = [view.data_ptr() for bucket in buckets for view in bucket.views.values()]
     what = f"the {len(starts)} views start at {len(set(starts))} different addresses"
-    ask(len(set(starts)) == len(starts), what, "views_overlap")
+    require(len(set(starts)) == len(starts), what, "views_overlap")
     doubles = [nn.Parameter(torch.zeros(3, dtype=torch.float64, device="meta")) for _ in "ab"]
-    made = theirs.make_buckets(doubles, 40)
+    made = submission.make_buckets(doubles, 40)
     what = "with at most 40 bytes, two parameters of 24 bytes in float64 are in one bucket"
-    ask(len(made) == 2, what, "bucket_size")
+    require(len(made) == 2, what, "bucket_size")
     flat = made[0].flat
     what = "for parameters of torch.float64 on the device meta, the flat tensor of a bucket is"
     good = (flat.dtype, flat.device.type) == (torch.float64, "meta")
-    ask(good, f"{what} of {flat.dtype} on {flat.device}", "flat_kind")
+    require(good, f"{what} of {flat.dtype} on {flat.device}", "flat_kind")
     model = make_model(lesson)
-    ddp = theirs.BucketDDP(model, BUCKET_BYTES)
+    ddp = submission.BucketDDP(model, BUCKET_BYTES)
     begun = mock.Mock(wraps=ddp.begin)
     ddp.begin = begun
 
     def why(step: int) -> None:
         if step > 0:
-            ask(begun.called, "begin() was not called after a training step", "not_begun")
+            require(begun.called, "begin() was not called after a training step", "not_begun")
         whole = {0, *(bucket.flat.numel() for bucket in ddp.buckets)}
         here = [call for call in lesson.calls if call.phase.startswith(f"step {step}")]
         sums = [call.numel for call in here if call.name == "all_reduce"]
         parts = [number for number in sums if number not in whole]
         what = f"an all-reduce sends {max(parts, default=0)} numbers, and no bucket has so many"
-        ask(not parts, what, "not_the_bucket")
+        require(not parts, what, "not_the_bucket")
 
     yield from train_overlapping(lesson, model, ddp, why, buckets=True)
     pieces = {memory_of(p.grad) for p in model.parameters() if p.grad is not None}
     what = f"the gradients are in {len(pieces)} tensors of memory"
-    ask(len(pieces) == 4, f"{what}, and not in the {len(FILLED)} buckets", "not_views")
+    require(len(pieces) == 4, f"{what}, and not in the {len(FILLED)} buckets", "not_views")
     parameter, view = next(iter(ddp.buckets[0].views.items()))
     parameter.grad = view.clone()
     ddp.keep_in_bucket(parameter)
     what = "a gradient outside its bucket stays there if it has the same numbers as its view"
-    ask(memory_of(parameter.grad) == memory_of(view), what, "same_numbers")
+    require(memory_of(parameter.grad) == memory_of(view), what, "same_numbers")
     for number, bucket in enumerate(ddp.buckets, start=1):
         earlier = len(lesson.calls)
         for parameter, view in bucket.views.items():
             parameter.grad = torch.zeros_like(view)
             ddp.on_gradient(parameter)
             what = f"a gradient of bucket {number} does not become a view of the bucket"
-            ask(memory_of(parameter.grad) == memory_of(view), what, "not_views")
+            require(memory_of(parameter.grad) == memory_of(view), what, "not_views")
         sent = len(lesson.calls) - earlier
         what = f"when bucket {number} is complete, {sent} all-reduces start"
-        ask(sent == 1, what, "launched_again" if sent > 1 else "launched_late")
+        require(sent == 1, what, "launched_again" if sent > 1 else "launched_late")
     ddp.finish()
 
 
@@ -1247,7 +1255,7 @@ class Accumulation:
                     finish()
                 except RuntimeError:
                     what = f"accumulate() calls finish() {self.due} micro-batches too early"
-                    ask(self.due <= 0, what, "finished_early")
+                    require(self.due <= 0, what, "finished_early")
                     raise
 
             ddp.finish = self.finished = mock.Mock(wraps=once)
@@ -1288,7 +1296,7 @@ class Accumulation:
             file = inspect.getfile(self.accumulate)
             line = next((frame.lineno for frame in frames if frame.filename == file), 0)
             what = f"in line {line}, the model fails, because it was not called by loss_of"
-            ask(not inside, what, "loss_of_unused")
+            require(not inside, what, "loss_of_unused")
             raise
         finally:
             self.counts.append((len(silent), (silent or [0])[-1], self.sent() - start))
@@ -1306,50 +1314,50 @@ class Accumulation:
         "does not require grad": "no_grad", **MICRO_BATCH_CRASHES,
     },
 )  # fmt: skip
-def accumulate(theirs, ours, lesson):
+def accumulate(submission, reference, lesson):
     model, reference, sent = make_model(lesson), Reference(0, 1), lambda: len(lesson.calls)
-    ddp = theirs.AccumulatingDDP(model, BUCKET_BYTES)
+    ddp = submission.AccumulatingDDP(model, BUCKET_BYTES)
     earlier = sent()
     with ddp.no_sync():
         reference.loss(ddp, reference.mine).backward()
         what = f"a backward pass inside no_sync started {sent() - earlier} all-reduces"
-        ask(sent() == earlier, what, "no_sync_sends")
+        require(sent() == earlier, what, "no_sync_sends")
         parameter = next(iter(ddp.buckets[0].views))
         ddp.buckets[0].waiting = {parameter}  # as if it had no other parameter
         ddp.on_gradient(parameter)
         what = "inside no_sync, a bucket with a single parameter is launched"
-        ask(sent() == earlier, what, "no_sync_sends")
+        require(sent() == earlier, what, "no_sync_sends")
         ddp.begin()
         flats = {memory_of(bucket.flat) for bucket in ddp.buckets}
         gradients = [p.grad for p in model.parameters() if p.grad is not None]
         outside = sum(memory_of(gradient) not in flats for gradient in gradients)
         what = f"after a backward pass inside no_sync, {outside} of {len(gradients)} gradients "
-        ask(not outside, f"{what}are not in their buckets", "silent_not_kept")
+        require(not outside, f"{what}are not in their buckets", "silent_not_kept")
         what = "no_sync changes the attribute `sync` of the class AccumulatingDDP"
-        ask(getattr(theirs.AccumulatingDDP, "sync", True), what, "shared_sync")
+        require(getattr(submission.AccumulatingDDP, "sync", True), what, "shared_sync")
         with ddp.no_sync():
             reference.loss(ddp, reference.mine).backward()
         what = "inside a second no_sync within the first one, the backward pass communicates"
-        ask(sent() == earlier, what, "nested")
+        require(sent() == earlier, what, "nested")
         reference.loss(ddp, reference.mine).backward()
     what = "after a second no_sync inside the first one, the backward pass communicates"
-    ask(sent() == earlier, what, "nested")
+    require(sent() == earlier, what, "nested")
     yield "a backward pass inside no_sync starts no all-reduce"
-    backward = Accumulation(theirs.accumulate, ddp, sent)
+    backward = Accumulation(submission.accumulate, ddp, sent)
 
     def why(step: int) -> None:
         for forwards, silent, total in backward.counts[: step + 1]:
             what = f"{silent} of {total} all-reduces started before the last micro-batch"
-            ask(forwards < 2 or not silent, what, "no_sync_unused")
+            require(forwards < 2 or not silent, what, "no_sync_unused")
         again = backward.finished.call_count
-        ask(again < 2, f"accumulate() called finish() {again} times", "finished_twice")
+        require(again < 2, f"accumulate() called finish() {again} times", "finished_twice")
         called = all(backward.finishes[: step + 1])
-        ask(called, "accumulate() ended without a call of finish()", "not_finished")
+        require(called, "accumulate() ended without a call of finish()", "not_finished")
 
     training = Training(lesson, model, backward, why, buckets=True)
     for forwards, silent, total in backward.counts:
         what = f"{silent} of {total} all-reduces started before the last micro-batch"
-        ask(forwards != MICRO_BATCHES or not silent, what, "no_sync_unused")
+        require(forwards != MICRO_BATCHES or not silent, what, "no_sync_unused")
     yield from training.judge(accumulating=True)
     ask_for_one_graph(backward, training.reference)
     swallowed = True
@@ -1363,12 +1371,14 @@ def accumulate(theirs, ours, lesson):
     model.zero_grad()
     training.reference.loss(ddp, training.reference.mine).backward()
     what = "after an exception inside no_sync, the backward pass starts no all-reduce"
-    ask(sent() > earlier, what, "not_restored")
-    ask(not swallowed, "an exception inside no_sync does not leave the context", "swallowed")
+    require(sent() > earlier, what, "not_restored")
+    require(
+        not swallowed, "an exception inside no_sync does not leave the context", "swallowed"
+    )
     ddp.finish()
     found = set(training.reference.compare(model, 0).values())
     what = "the gradients of one backward pass without micro-batches are wrong"
-    ask(found == {"right"}, what, "kept_late")
+    require(found == {"right"}, what, "kept_late")
 
 
 def ask_for_one_graph(backward: Accumulation, reference: Reference) -> None:
@@ -1378,12 +1388,12 @@ def ask_for_one_graph(backward: Accumulation, reference: Reference) -> None:
     """
     size = SHARD // MICRO_BATCHES
     what = f"a micro-batch has {size} samples, but a forward pass has {backward.samples}"
-    ask(backward.samples <= size, what, "batch_joined")
-    ask(not backward.changed, "the list of micro-batches has changed", "batches_changed")
+    require(backward.samples <= size, what, "batch_joined")
+    require(not backward.changed, "the list of micro-batches has changed", "batches_changed")
     what = f"a forward pass began while {backward.together} earlier losses had no backward pass"
-    ask(not backward.together, what, "one_backward")
+    require(not backward.together, what, "one_backward")
     what = "a backward pass does not free the tensors that its graph has saved"
-    ask(not backward.retained, what, "retained")
+    require(not backward.retained, what, "retained")
     start, silent, same_samples = backward.sent(), [], reference.mine[:1]
 
     def loss_of(model: nn.Module, samples: list[int]) -> torch.Tensor:
@@ -1393,21 +1403,21 @@ def ask_for_one_graph(backward: Accumulation, reference: Reference) -> None:
     reference.step = 0
     backward.accumulate(backward.ddp, loss_of, [same_samples, same_samples])
     what = f"of two equal micro-batches, the first one sends {silent[-1]} messages"
-    ask(not silent[-1], what, "which_is_last")
+    require(not silent[-1], what, "which_is_last")
 
 
 @LAB.step(
     8, "use PyTorch's DistributedDataParallel",
     "with 5 micro-batches, the gradients equal those of a single process, and only the last "
     "micro-batch communicates",
-    "wrap accumulate_with_torch", worlds=(2, 3, 4, 1),
+    "wrap accumulate_with_torch", world_sizes=(2, 3, 4, 1),
     crashes={
         "no attribute 'finish'": "finish_of_torch", "^Distrib.*device_ids": "device_ids",
         "does not require grad": "no_grad", "expect_autograd_hooks_": "static_graph",
         **MICRO_BATCH_CRASHES,
     },
 )  # fmt: skip
-def with_torch(theirs, ours, lesson):
+def with_torch(submission, reference, lesson):
     sizes: list[int] = []
 
     def count(state: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -1415,13 +1425,13 @@ def with_torch(theirs, ours, lesson):
         return allreduce_hook(dist.group.WORLD, bucket)
 
     model = make_model(lesson)
-    ddp = theirs.wrap(model, torch.device("cpu"))
+    ddp = submission.wrap(model, torch.device("cpu"))
     what = f"wrap() returns a {type(ddp).__name__}, and not a DistributedDataParallel"
-    ask(isinstance(ddp, DistributedDataParallel), what, "not_torch")
+    require(isinstance(ddp, DistributedDataParallel), what, "not_torch")
     views = ddp.gradient_as_bucket_view
-    ask(views, "the gradients are not views of the buckets", "not_bucket_view")
+    require(views, "the gradients are not views of the buckets", "not_bucket_view")
     cap = ddp.bucket_bytes_cap
-    ask(0 < cap <= 2**30, f"the limit of a bucket is {cap:,} bytes", "cap_unit")
+    require(0 < cap <= 2**30, f"the limit of a bucket is {cap:,} bytes", "cap_unit")
     given: list[Any] = []
 
     def note(self, module: nn.Module, device_ids: Any = None, *_: Any, **__: Any) -> None:
@@ -1431,25 +1441,25 @@ def with_torch(theirs, ours, lesson):
         mock.patch.object(DistributedDataParallel, "__init__", note),
         contextlib.suppress(Exception),  # this machine may have no such device
     ):
-        theirs.wrap(nn.Linear(1, 1), torch.device("cuda", 1))
+        submission.wrap(nn.Linear(1, 1), torch.device("cuda", 1))
     what = f"for the device cuda:1, wrap() passes device_ids={given}"
     right = all(torch.device(*["cuda"] * isinstance(n, int), n).index == 1 for n in given)
-    ask(right, what, "device_of_rank")
+    require(right, what, "device_of_rank")
     yield "wrap() returns a DistributedDataParallel whose gradients are views of its buckets"
     ddp.register_comm_hook(None, count)
-    backward = Accumulation(theirs.accumulate_with_torch, ddp, lambda: len(sizes))
+    backward = Accumulation(submission.accumulate_with_torch, ddp, lambda: len(sizes))
     training = Training(lesson, model, backward, buckets=True)
     for _, silent, total in backward.counts:
         what = f"{silent} of {total} buckets were sent before the last micro-batch"
-        ask(not silent, what, "forward_outside")
+        require(not silent, what, "forward_outside")
     what = "in a training step, no bucket was sent"
     failed = training.error is not None
     sent = failed or all(total for _, _, total in backward.counts)
-    ask(sent or not backward.bypassed, f"{what}: loss_of got ddp.module", "bypassed")
-    ask(failed or all(total for _, _, total in backward.counts), what, "all_silent")
-    ask(training.starts_equal, "the ranks start with different models", "not_sent_by_torch")
+    require(sent or not backward.bypassed, f"{what}: loss_of got ddp.module", "bypassed")
+    require(failed or all(total for _, _, total in backward.counts), what, "all_silent")
+    require(training.starts_equal, "the ranks start with different models", "not_sent_by_torch")
     yield from training.judge(accumulating=True)
     calls = [call for call in lesson.calls if call.phase.startswith("step")]
     what = f"DDP sent {len(sizes)} buckets, but there were {len(calls)} collectives"
-    ask(len(calls) <= len(sizes), what, "averaged_again")
+    require(len(calls) <= len(sizes), what, "averaged_again")
     ask_for_one_graph(backward, training.reference)

@@ -24,7 +24,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves
 
-from graders.tools import Lab, Lesson, ask, same, show, verdict
+from graders.dsl import Lab, Lesson, allclose, require, show, verdict
 
 HINTS = {
     "bytes": "In float32 a parameter takes 4 bytes, its gradient takes 4, and Adam's two "
@@ -209,7 +209,7 @@ def expect(lesson: Lesson, good: Any, what: str, hint: str = "other") -> None:
     All ranks wait for each other first, so that each rank with a wrong result can report it.
     """
     lesson.meet()
-    ask(good, f"on rank {lesson.rank}, {what}", hint)
+    require(good, f"on rank {lesson.rank}, {what}", hint)
 
 
 class Late:
@@ -331,15 +331,15 @@ CASES = (  # psi, n, limit, room, stage
     1, "count the memory of each stage", "the bytes of every stage, and the smallest that fits",
     "bytes_per_rank smallest_stage",
 )  # fmt: skip
-def count(theirs, ours, lesson):
+def count(submission, reference, lesson):
     for psi, n in SIZES:
         for stage in range(4):
-            found = theirs.bytes_per_rank(psi, n, stage)
+            found = submission.bytes_per_rank(psi, n, stage)
             case = f"for Ψ = {psi:,}, N = {n} and stage {stage}, bytes_per_rank returns"
             numbers = isinstance(found, (tuple, list)) and len(found) == 3
             numbers = numbers and all(isinstance(number, (int, float)) for number in found)
-            ask(numbers, f"{case} {found}", "bytes")
-            found, true = list(found), list(ours.bytes_per_rank(psi, n, stage))
+            require(numbers, f"{case} {found}", "bytes")
+            found, true = list(found), list(reference.bytes_per_rank(psi, n, stage))
             kinds = "parameters", "gradients", "moments"
             wrong = [
                 f"{a:,} bytes for the {kind} instead of {b:,}"
@@ -349,17 +349,17 @@ def count(theirs, ours, lesson):
             what = f"{case} {' and '.join(wrong)}"
             close = all(abs(a - b) <= 16 for a, b in zip(found, true, strict=True))
             hint = "round_up" if psi % n and close else "sharded"
-            ask(found == true, what, hint if stage else "bytes")
+            require(found == true, what, hint if stage else "bytes")
     yield "the bytes of every stage"
-    theirs.bytes_per_rank = ours.bytes_per_rank
+    submission.bytes_per_rank = reference.bytes_per_rank
     for psi, n, limit, room, stage in CASES:
-        found = theirs.smallest_stage(psi, n, limit, room)
+        found = submission.smallest_stage(psi, n, limit, room)
         case = f"for Ψ = {psi:,}, N = {n}, limit = {limit:,} and room = {room:,}"
         what = f"{case}, smallest_stage returns {found}, but {stage} is right"
         hint = "none_fits"
         if stage is not None:
             hint = "room" if room and (found or 0) < stage else "smallest"
-        ask(found == stage, what, hint)
+        require(found == stage, what, hint)
 
 
 # --- step 2 -------------------------------------------------------------------------------
@@ -369,11 +369,11 @@ def memory_of(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-def ask_layout(theirs: ModuleType, lesson: Lesson, n: int) -> None:
+def ask_layout(submission: ModuleType, lesson: Lesson, n: int) -> None:
     """Raise `Wrong` unless lay_out copies 13 numbers in four tensors as it should."""
     shapes = ((2, 3), (5,), (1, 1), (1,))
     tensors = [random(*shape, seed=seed) for seed, shape in enumerate(shapes, start=1)]
-    result, true = theirs.lay_out(tensors, n), torch.cat(flat_parts(tensors, n))
+    result, true = submission.lay_out(tensors, n), torch.cat(flat_parts(tensors, n))
     case = f"lay_out of tensors with 13 elements for n = {n}"
     pair = isinstance(result, (tuple, list)) and len(result) == 2
     what = f"{case} returns a {type(result).__name__}"
@@ -385,8 +385,8 @@ def ask_layout(theirs: ModuleType, lesson: Lesson, n: int) -> None:
     what = f"{case} returns a tensor of {flat.dtype} for tensors of {true.dtype}"
     expect(lesson, flat.dtype == true.dtype, what, "layout_dtype")
     what = f"{case} returns a flat tensor with wrong values"
-    expect(lesson, same(flat, true, *TIGHT), what, "layout_values")
-    good = len(views) == len(tensors) and same(list(views), tensors, *TIGHT)
+    expect(lesson, allclose(flat, true, *TIGHT), what, "layout_values")
+    good = len(views) == len(tensors) and allclose(list(views), tensors, *TIGHT)
     good = good and all(memory_of(view) == memory_of(flat) for view in views)
     what = f"the second result of {case} is not a list of views in the tensors' shapes"
     expect(lesson, good, what, "layout_views")
@@ -418,18 +418,18 @@ def expect_part(
     "the parameters of one process, with moments of a shard", "lay_out ZeRO1",
     crashes={LIST: "chunk_list"},
 )  # fmt: skip
-def zero1(theirs, ours, lesson):
+def zero1(submission, reference, lesson):
     n, rank = lesson.world, lesson.rank
     for count in (1, 4, 13, 17):  # an exact fit, and more ranks than numbers
-        ask_layout(theirs, lesson, count)
+        ask_layout(submission, lesson, count)
     yield "lay_out makes one flat tensor and views of it"
 
-    theirs.lay_out = ours.lay_out
+    submission.lay_out = reference.lay_out
     deliver_late()
-    model = small(ours)
+    model = small(reference)
     mine = flat_parts(model.parameters(), n)[rank]
-    engine = theirs.ZeRO1(model)
-    good = same(engine.shard, mine, *TIGHT)
+    engine = submission.ZeRO1(model)
+    good = allclose(engine.shard, mine, *TIGHT)
     what = f"self.shard is not part {rank} of {n} of the flat tensor"
     expect(lesson, good, what, "shard_part")
     shared = memory_of(engine.shard) == memory_of(engine.flat)
@@ -443,7 +443,7 @@ def zero1(theirs, ours, lesson):
     seen: list[Any] = []
     engine.adam.register_step_pre_hook(lambda *_: seen.append(deepcopy(engine.shard.grad)))
     x, own = rows(lesson, 0)
-    whole, local = (flat_parts(gradients(small(ours), part), n) for part in (x, own))
+    whole, local = (flat_parts(gradients(small(reference), part), n) for part in (x, own))
     begin = len(lesson.calls)
     with lesson.phase("a step"):
         loss_of(model, own).backward()
@@ -452,9 +452,9 @@ def zero1(theirs, ours, lesson):
     expect_part(lesson, "the shard's gradient in Adam's step", seen[0], whole, local)
     ask_no_all_reduce(lesson, begin, len(mine))
     yield "Adam gets the mean gradient of the shard"
-    found, true = (flat_parts(m.parameters(), n) for m in (model, train_alone(ours, 1)))
-    good = same(found, true, *TIGHT)
-    passed = good or not same(found[rank], true[rank], *TIGHT)
+    found, true = (flat_parts(m.parameters(), n) for m in (model, train_alone(reference, 1)))
+    good = allclose(found, true, *TIGHT)
+    passed = good or not allclose(found[rank], true[rank], *TIGHT)
     what = "only the parameters of this rank's shard are new after the step"
     expect(lesson, passed, what, "not_passed_round")
     expect(lesson, good, "the parameters are not those of one process after the step")
@@ -471,14 +471,14 @@ def zero1(theirs, ours, lesson):
         "NoneType' object has no attribute '(numel|flatten|reshape|view)": "freed_early",
     },
 )  # fmt: skip
-def zero2(theirs, ours, lesson):
+def zero2(submission, reference, lesson):
     deliver_late()
-    model = small(ours)
-    engine, units = theirs.ZeRO2(model), len(model.units())
+    model = small(reference)
+    engine, units = submission.ZeRO2(model), len(model.units())
     for step in range(2):
         where, (x, own) = f"backward {step + 1}", rows(lesson, step)
         begin = len(lesson.calls)
-        before, trained = train_alone(ours, step), train_alone(ours, step + 1)
+        before, trained = train_alone(reference, step), train_alone(reference, step + 1)
         whole, local = (
             by_unit(before, gradients(before, part), lesson.world) for part in (x, own)
         )
@@ -503,7 +503,7 @@ def zero2(theirs, ours, lesson):
         with lesson.phase("update"):
             engine.step()
         found, old, true = (list(each.parameters()) for each in (model, before, trained))
-        right, changed = same(found, true, *TIGHT), not same(found, old, *TIGHT)
+        right, changed = allclose(found, true, *TIGHT), not allclose(found, old, *TIGHT)
         what = f"step {step + 1} does not change the parameters"
         expect(lesson, right or changed, what, "not_updated")
         what = f"step {step + 1} does not lead to the parameters of one process"
@@ -528,11 +528,11 @@ def zero2(theirs, ours, lesson):
         "modified (inplace|by an inplace)": "no_graph",
     },
 )  # fmt: skip
-def zero3(theirs, ours, lesson):
+def zero3(submission, reference, lesson):
     n, rank = lesson.world, lesson.rank
     deliver_late()
-    unit = theirs.Unit(small(ours).blocks[0])
-    full = torch.cat(flat_parts(small(ours).blocks[0].parameters(), n))
+    unit = submission.Unit(small(reference).blocks[0])
+    full = torch.cat(flat_parts(small(reference).blocks[0].parameters(), n))
 
     def size() -> int:
         return unit.whole.untyped_storage().nbytes()
@@ -552,13 +552,13 @@ def zero3(theirs, ours, lesson):
         error = str(raised).strip().splitlines()[0]
     expect_size("after gather()", full.nbytes, "storage")
     expect(lesson, not error, f"gather() raises RuntimeError: {error}", "no_graph")
-    good = same(unit.whole, full, *TIGHT)
+    good = allclose(unit.whole, full, *TIGHT)
     expect(lesson, good, "`whole` has wrong values after gather()", "gathered")
     yield "gather brings it back, filled"
     unit.whole.untyped_storage().resize_(0)
     with contextlib.suppress(RuntimeError):
         unit.before_forward(None, ())
-    whole = size() > 0 and same(unit.whole, full, *TIGHT)
+    whole = size() > 0 and allclose(unit.whole, full, *TIGHT)
     what = "`whole` does not hold the parameters after before_forward()"
     expect(lesson, whole, what, "before_forward")
     leaf = torch.ones(2, 3, dtype=DTYPE, requires_grad=True)
@@ -568,7 +568,7 @@ def zero3(theirs, ours, lesson):
     output.backward(torch.full_like(output, 3.0))
     when = "when the gradient of the unit's output is known"
     expect_size(when, full.nbytes, "backward_gather")
-    kept = same(leaf.grad, torch.full_like(leaf, 3.0), *TIGHT)
+    kept = allclose(leaf.grad, torch.full_like(leaf, 3.0), *TIGHT)
     what = "the gradient of the output is changed by the hook"
     expect(lesson, kept, what, "hook_returns")
     yield "units are whole in forward and in backward, and not between"
@@ -582,15 +582,15 @@ def zero3(theirs, ours, lesson):
     what = "whole.grad is still there after reduce_gradient()"
     expect(lesson, dropped, what, "whole_gradient_kept")
     expect_size("after reduce_gradient()", 0, "backward_free")
-    model = small(ours)
-    engine = theirs.ZeRO3(model)
+    model = small(reference)
+    engine = submission.ZeRO3(model)
     for step in range(2):
         with lesson.phase("a step"):
             loss_of(model, rows(lesson, step)[1]).backward()
             engine.step()
-    true = train_alone(ours, 2)
+    true = train_alone(reference, 2)
     parts = [parts[rank] for parts in by_unit(true, true.parameters(), n)]
-    good = same([unit.shard for unit in engine.units], parts, *TIGHT)
+    good = allclose([unit.shard for unit in engine.units], parts, *TIGHT)
     expect(lesson, good, "the shards are not those of one process after two steps")
 
 
@@ -602,53 +602,55 @@ def zero3(theirs, ours, lesson):
     "one unit for each of model.units(), freed after its forward, and Adam for the shards",
     "shard_model",
 )  # fmt: skip
-def fsdp2(theirs, ours, lesson):
-    real = ours.fully_shard
+def fsdp2(submission, reference, lesson):
+    real = reference.fully_shard
 
     def watched(module: Any, **kwargs: Any) -> Any:
-        ask(kwargs.get("mesh") is not None, "fully_shard is called without a mesh", "no_mesh")
+        require(
+            kwargs.get("mesh") is not None, "fully_shard is called without a mesh", "no_mesh"
+        )
         parts = module if isinstance(module, (list, tuple)) else [module]
         inner = [m for part in parts for m in part.modules() if m is not part]
         early = any(isinstance(p, DTensor) for part in parts for p in part.parameters())
         early = early and not any(isinstance(m, FSDPModule) for m in inner)
         what = "fully_shard is called for a module after a call for the module that contains it"
-        ask(not early, what, "root_alone")
+        require(not early, what, "root_alone")
         return real(module, **kwargs)
 
-    theirs.fully_shard = watched
-    returned = theirs.shard_model(small(ours))
+    submission.fully_shard = watched
+    returned = submission.shard_model(small(reference))
     pair = isinstance(returned, (tuple, list)) and len(returned) == 2
     what = f"shard_model returns a {type(returned).__name__} instead of model and optimizer"
-    ask(pair, what, "two_results")
+    require(pair, what, "two_results")
     model, adam = returned
     units, root = model.units(), isinstance(model, FSDPModule)
     missing = sum(not isinstance(unit, FSDPModule) for unit in units)
     what = "neither the root nor all units are FSDPModules"
-    ask(root or not missing, what, "not_wrapped")
-    ask(not missing, f"{missing} of {len(units)} units are not wrapped", "root_alone")
-    ask(root, "the model itself is no FSDPModule", "no_root")
+    require(root or not missing, what, "not_wrapped")
+    require(not missing, f"{missing} of {len(units)} units are not wrapped", "root_alone")
+    require(root, "the model itself is no FSDPModule", "no_root")
     fine = any(isinstance(m, FSDPModule) for b in model.blocks for m in (b.up, b.down))
-    ask(not fine, "layers within the blocks are FSDPModules", "too_fine")
+    require(not fine, "layers within the blocks are FSDPModules", "too_fine")
     yield "the root and every unit are wrapped"
     held = {id(p) for group in adam.param_groups for p in group["params"]}
     right = held == {id(p) for p in model.parameters()}
-    ask(right, "Adam holds other parameters than the model", "stale")
+    require(right, "Adam holds other parameters than the model", "stale")
     begin = len(lesson.calls)
     loss = loss_of(model, rows(lesson, 0)[1])
     gathers = sum(call.name.startswith("all_gather") for call in lesson.calls[begin:])
     what = f"a forward calls {gathers} all-gathers for {len(units)} units"
-    ask(lesson.world == 1 or gathers == len(units), what, "root_alone")
+    require(lesson.world == 1 or gathers == len(units), what, "root_alone")
     whole = sum(not isinstance(p, DTensor) for u in units[:-1] for p in u.parameters())
-    ask(not whole, f"{whole} parameters are whole between forward and backward", "reshard")
+    require(not whole, f"{whole} parameters are whole between forward and backward", "reshard")
     loss.backward()
     found = [parameter.grad.full_tensor() for parameter in model.parameters()]
-    good = same(found, gradients(small(ours), rows(lesson, 0)[0]), *TIGHT)
+    good = allclose(found, gradients(small(reference), rows(lesson, 0)[0]), *TIGHT)
     expect(lesson, good, "the gradients are not those of one process", "precision")
     adam.step()
     found = whole_values(model)
-    true = list(train_alone(ours, 1).parameters())
+    true = list(train_alone(reference, 1).parameters())
     what = "the parameters are not those of one process after a step"
-    expect(lesson, same(found, true, *TIGHT), what, "make_adam")
+    expect(lesson, allclose(found, true, *TIGHT), what, "make_adam")
 
 
 # --- step 6 -------------------------------------------------------------------------------
@@ -658,7 +660,7 @@ def fsdp2(theirs, ours, lesson):
     6, "clipping and micro-batches",
     "the norm of the whole gradient, and the gradient of all rows", "clip_gradients accumulate",
 )  # fmt: skip
-def clip(theirs, ours, lesson):
+def clip(submission, reference, lesson):
     n, rank = lesson.world, lesson.rank
     shards = [[random(3, seed=10 * r), random(4 - r, 2, seed=10 * r + 1)] for r in range(n)]
     norms = torch.stack([torch.cat([t.flatten() for t in part]).norm() for part in shards])
@@ -673,7 +675,7 @@ def clip(theirs, ours, lesson):
     }  # fmt: skip
     for where, factor, hint in (("above", 0.1, "not_scaled"), ("below", 2.0, "grows")):
         mine, limit = [t.clone() for t in shards[rank]], factor * norm.item()
-        found = theirs.clip_gradients(mine, limit)
+        found = submission.clip_gradients(mine, limit)
         if found is not None:
             found = torch.as_tensor(found, dtype=DTYPE).detach().reshape(())
         scaled = torch.tensor(limit, dtype=DTYPE)
@@ -682,19 +684,19 @@ def clip(theirs, ours, lesson):
         named = {"none": "norm_returned", "other": "norm_tensors"}.get(found, found)
         expect(lesson, found == "right", what, named)
         scale = min(1.0, limit / (norm.item() + 1e-6))
-        good = same(mine, [scale * t for t in shards[rank]])
+        good = allclose(mine, [scale * t for t in shards[rank]])
         what = f"gradients whose norm is {where} the limit are wrong after clip_gradients"
         expect(lesson, good, what, hint)
     yield "clip_gradients finds one norm, and scales by it"
 
-    theirs.clip_gradients = ours.clip_gradients
-    model, _ = ours.shard_model(small(ours))
+    submission.clip_gradients = reference.clip_gradients
+    model, _ = reference.shard_model(small(reference))
     x, own = rows(lesson, 0)
     events: list[str] = []
     model.register_forward_pre_hook(lambda *_: events.append("forward"))
     model.last.register_full_backward_pre_hook(lambda *_: events.append("backward"))
     m, begin = (2 if n == 3 else 3), len(lesson.calls)
-    loss = theirs.accumulate(model, own, own.sin(), m)
+    loss = submission.accumulate(model, own, own.sin(), m)
     forwards = events.count("forward")
     what = f"accumulate runs {forwards} forwards for {m} micro-batches"
     expect(lesson, forwards == m, what, "one_forward")
@@ -712,7 +714,7 @@ def clip(theirs, ours, lesson):
         whole = torch.cat([grad.full_tensor().flatten() for grad in grads])
         last = torch.cat([part.chunk(m)[-1] for part in x.chunk(n)])
         true, late = (
-            torch.cat([grad.flatten() for grad in gradients(small(ours), part)])
+            torch.cat([grad.flatten() for grad in gradients(small(reference), part)])
             for part in (x, last)
         )
         found = verdict(
@@ -732,8 +734,8 @@ def clip(theirs, ours, lesson):
     expect(lesson, isinstance(loss, torch.Tensor), what, "loss_returned")
     what = "the loss that accumulate returns is not detached"
     expect(lesson, not loss.requires_grad, what, "loss_returned")
-    true = loss_of(small(ours), own).item()
-    good = loss.numel() == 1 and same(loss.reshape(()), true, *TIGHT)
+    true = loss_of(small(reference), own).item()
+    good = loss.numel() == 1 and allclose(loss.reshape(()), true, *TIGHT)
     what = f"accumulate returns {show(loss.tolist())}, but the mean loss is {true:.3g}"
     expect(lesson, good, what, "loss_returned")
 
@@ -746,13 +748,13 @@ def clip(theirs, ours, lesson):
     "what was saved, bit for bit, on as many ranks and on fewer", "save load", symmetric=False,
     crashes={"state_dict is empty": "moments_lost", "CheckpointException": "key_lost"},
 )  # fmt: skip
-def checkpoint(theirs, ours, lesson):
-    model, adam = ours.shard_model(small(ours))
+def checkpoint(submission, reference, lesson):
+    model, adam = reference.shard_model(small(reference))
     loss_of(model, rows(lesson, 0)[1]).backward()
     adam.step()
     adam.zero_grad()
     adam.param_groups[0]["lr"] = 0.25  # a schedule may have changed it
-    values, saved = whole_values(model), ours.every_bit(model, adam)
+    values, saved = whole_values(model), reference.every_bit(model, adam)
     folder = Path("checkpoint")  # in a folder of this group, which the runner removes
     whole: list[bool] = []
     real = torch.distributed.checkpoint.save
@@ -763,49 +765,49 @@ def checkpoint(theirs, ours, lesson):
         return real(state, *args, **kwargs)
 
     with mock.patch.object(torch.distributed.checkpoint, "save", look):
-        theirs.save(model, adam, 41, folder)
+        submission.save(model, adam, 41, folder)
     lesson.fact("saved", True)
     lesson.meet()
     files = len(list(folder.glob("*.distcp")))
     what = f"save() on {lesson.world} ranks wrote {files} files of shards"
-    ask(files == lesson.world, what, "one_writer")
+    require(files == lesson.world, what, "one_writer")
     what = "save() got whole tensors instead of DTensors"
-    ask(not any(whole), what, "one_writer")
+    require(not any(whole), what, "one_writer")
     for n in sorted({lesson.world, max(lesson.world - 1, 1)}, reverse=True):
         mesh = DeviceMesh("cpu", list(range(n)))
         if lesson.rank >= n:
             break
-        other = small(ours)
+        other = small(reference)
         with torch.no_grad():
             for parameter in other.parameters():
                 parameter.fill_(7.0)
         for part in [*other.units(), other]:
-            ours.fully_shard(part, mesh=mesh)
-        other_adam = ours.make_adam(list(other.parameters()))
-        step = theirs.load(other, other_adam, folder, mesh.get_group())
-        bits = ours.every_bit(other, other_adam)
+            reference.fully_shard(part, mesh=mesh)
+        other_adam = reference.make_adam(list(other.parameters()))
+        step = submission.load(other, other_adam, folder, mesh.get_group())
+        bits = reference.every_bit(other, other_adam)
         case = f"after a load by {n} of {lesson.world} ranks,"
         right = all(map(torch.equal, whole_values(other), values))
-        ask(right, f"{case} the parameters are not the saved ones", "parameters_lost")
+        require(right, f"{case} the parameters are not the saved ones", "parameters_lost")
         right = len(bits) == len(saved) and all(map(torch.equal, bits, saved))
-        ask(right, f"{case} the moments are not the saved ones", "moments_lost")
-        ask(step == 41, f"{case} load returns {step} instead of step 41", "step_lost")
+        require(right, f"{case} the moments are not the saved ones", "moments_lost")
+        require(step == 41, f"{case} load returns {step} instead of step 41", "step_lost")
         rate = float(other_adam.param_groups[0]["lr"])
         what = f"{case} the learning rate is {rate} instead of 0.25, which was saved"
-        ask(rate == 0.25, what, "not_set")
+        require(rate == 0.25, what, "not_set")
         yield f"saved by {lesson.world}, loaded by {n}: equal bit for bit"
     if lesson.rank < n < lesson.world:  # the others would be waited for without the group
-        theirs.save(other, other_adam, 42, Path("again"), mesh.get_group())
+        submission.save(other, other_adam, 42, Path("again"), mesh.get_group())
 
 
 @checkpoint.stuck
 def _(group):
     """A save that not all ranks call, and a call by fewer ranks that waits for the rest."""
     saved = group.facts("saved")
-    ask(any(saved) is all(saved), "save() did not return on all ranks", "one_writer")
+    require(any(saved) is all(saved), "save() did not return on all ranks", "one_writer")
     waits = group.ranks[-1].end == "done" and group.ranks[0].end == "waiting"
     what = f"save() or load() by {group.world - 1} of {group.world} ranks did not return"
-    ask(not waits, what, "group")
+    require(not waits, what, "group")
 
 
 # --- step 8 -------------------------------------------------------------------------------
@@ -817,11 +819,11 @@ def _(group):
     "build_sharded",
     crashes={"copy out of meta tensor": "meta_copy", "meta tensor": "on_meta"},
 )  # fmt: skip
-def meta(theirs, ours, lesson):
-    n, true = lesson.world, ours.build_model()
-    with ours.Memory(torch.device("cpu")) as memory:
-        model, adam = theirs.build_sharded(torch.device("cpu"))
-    layer = 4 * 4 * ours.HIDDEN * (ours.HIDDEN + 1)
+def meta(submission, reference, lesson):
+    n, true = lesson.world, reference.build_model()
+    with reference.Memory(torch.device("cpu")) as memory:
+        model, adam = submission.build_sharded(torch.device("cpu"))
+    layer = 4 * 4 * reference.HIDDEN * (reference.HIDDEN + 1)
     bound = 4 * sum(p.numel() for p in true.parameters()) // n + 4 * layer
     what = f"up to {memory.peak:,} bytes were in use, and {bound:,} are enough"
     lesson.fact("scores", {"peak bytes": memory.peak})
@@ -829,7 +831,7 @@ def meta(theirs, ours, lesson):
     yield "nothing was whole at any time"
     held = {id(p) for group in adam.param_groups for p in group["params"]}
     right = held == {id(p) for p in model.parameters()}
-    ask(right, "the optimizer does not hold the parameters of the model", "meta_adam")
+    require(right, "the optimizer does not hold the parameters of the model", "meta_adam")
     named = [(name, p.to_local().detach()) for name, p in model.named_parameters()]
     for name, mine in named:
         what = f"{name} is still on the meta device"

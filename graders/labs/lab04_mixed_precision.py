@@ -21,8 +21,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from graders.dsl import Lab, Watch, Wrong, allclose, isclose, named, require
 from graders.runner import Lesson
-from graders.tools import Lab, Watch, Wrong, ask, named, near, same
 
 HINTS = {
     "returns_none": "Your function returns None. End it with a `return` statement.",
@@ -294,15 +294,15 @@ LAB = Lab(HINTS, ranks_named=True)
 
 def ask_for_result(found: Any, call: str) -> None:
     """Raise `Wrong` if a function of the learner's returned None."""
-    ask(found is not None, f"{call} returns None", "returns_none")
+    require(found is not None, f"{call} returns None", "returns_none")
 
 
 def ask_for_names(found: Any, true: dict, kind: type | tuple, call: str) -> None:
     """Raise `Wrong` unless a function of the learner's returned a dict with these names."""
     ask_for_result(found, call)
-    ask(isinstance(found, dict), f"{call} returns a {type(found).__name__}", "dict_kind")
+    require(isinstance(found, dict), f"{call} returns a {type(found).__name__}", "dict_kind")
     missing = [name for name in true if not isinstance(found.get(name), kind)]
-    ask(not missing, f"{call} has no value for {', '.join(missing)}", "dict_kind")
+    require(not missing, f"{call} has no value for {', '.join(missing)}", "dict_kind")
 
 
 @contextlib.contextmanager
@@ -371,7 +371,7 @@ def formats(module, lab, lesson):
     for x, e, m in ((2.0**-20, 8, 7), (2.0**-8, 4, 3)):
         found, true = module.spacing(x, e, m), lab.spacing(x, e, m)
         what = f"spacing({x:g}, {e}, {m}) is {found!r}, not {true:g}"
-        ask(found == true, what, "spacing_format")
+        require(found == true, what, "spacing_format")
 
 
 # --- step 2 -------------------------------------------------------------------------------
@@ -476,7 +476,7 @@ def power_of(scale: Any) -> str:
 @LAB.step(
     3, "the gradients that fp16 loses",
     "the fraction that is lost is right, and all ranks have the same scale",
-    "share_lost loss_scale", worlds=(1, 2),
+    "share_lost loss_scale", world_sizes=(1, 2),
     crashes={"NoneType": "reduce_none", "negative shift": "scale_below_one"},
 )  # fmt: skip
 def scale(module, lab, lesson):
@@ -498,18 +498,20 @@ def scale(module, lab, lesson):
         given = g.clone()
         found = module.share_lost(given, scale)
         ask_for_result(found, "share_lost")
-        if not near(found, true):
+        if not isclose(found, true):
             hints = known | {"share_percent": [100 * true, 60 * true, 60 * (1 - true)]}
             what = f"with the scale {scale:g} the share is {found!r}, not {true:.4f}"
             raise Wrong(what, named(found, hints))
-        ask(same(given, g, 0, 0), "share_lost has changed the gradients", "argument_changed")
+        require(
+            allclose(given, g, 0, 0), "share_lost has changed the gradients", "argument_changed"
+        )
     yield "the fraction that fp16 loses is right"
     last = lesson.rank == lesson.world - 1
     g = torch.tensor([1e-9, 5e-3, -0.03] if last else [1e-9, 3e-4, 1.5e-3])
     given = g.clone()
     found, true = module.loss_scale(given), 2.0**21  # times 0.03 it is 62,915
     ask_for_result(found, "loss_scale")
-    if not near(found, true):
+    if not isclose(found, true):
         small = "scale_small" if lesson.world == 1 else "scale_sum"
         known = {"scale_sign": 2.0**23, "scale_up": 2 * true, small: true / 2}
         known |= {} if last else {"scale_own": 2.0**25}
@@ -517,7 +519,9 @@ def scale(module, lab, lesson):
         if isinstance(found, (int, float)) and found > 0 and math.log2(found) % 1:
             hint = "scale_power"
         raise Wrong(f"the scale is {power_of(found)}, not 2^21", hint)
-    ask(same(given, g, 0, 0), "loss_scale has changed the gradients", "argument_changed")
+    require(
+        allclose(given, g, 0, 0), "loss_scale has changed the gradients", "argument_changed"
+    )
     for largest, power, hint in (
         (65504 * 2.0**-30, 30, "scale_limit"),
         (65530 * 2.0**-30, 29, "scale_limit"),
@@ -525,7 +529,7 @@ def scale(module, lab, lesson):
     ):
         found = module.loss_scale(torch.tensor([1e-9, largest]))
         what = f"the largest gradient is {abs(largest):g}, and the scale is {power_of(found)}"
-        ask(near(found, 2.0**power), f"{what}, not 2^{power}", hint)
+        require(isclose(found, 2.0**power), f"{what}, not 2^{power}", hint)
 
 
 # --- step 4 -------------------------------------------------------------------------------
@@ -567,20 +571,20 @@ def probe_unscale(module: ModuleType, lesson: Lesson) -> None:
     optimizer = Counted([[8.0, -16.0], None, [0.0, 4.0]])
     scaler.unscale_(optimizer)
     found, true = torch.stack(optimizer.gradients), torch.tensor([[1.0, -2.0], [0.0, 0.5]])
-    if not same(found, true, 1e-5, 1e-9):
-        hint = "all_groups" if same(found[0], true[0], 1e-5, 1e-9) else "not_divided"
+    if not allclose(found, true, 1e-5, 1e-9):
+        hint = "all_groups" if allclose(found[0], true[0], 1e-5, 1e-9) else "not_divided"
         become = ", ".join(f"{each:g}" for each in found.flatten().tolist())
         what = f"with a scale of 8, the gradients 8, -16, 0 and 4 become {become}"
         raise Wrong(what, hint)
     if scaler.overflow is None or isinstance(scaler.overflow, torch.Tensor):
         raise Wrong(f"self.overflow is {scaler.overflow!r}", "flag_missing")
-    ask(
+    require(
         not scaler.overflow, "all gradients are small, and self.overflow is True", "flag_finite"
     )
     scaler = make_scaler(module)
     scaler.unscale_(Counted([[3e38, 3e38], [3e38, -3e38]]))
     what = "all gradients are 3e38 or -3e38, and self.overflow is True"
-    ask(not scaler.overflow, what, "flag_finite")
+    require(not scaler.overflow, what, "flag_finite")
     everybody, one = range(lesson.world), [lesson.world - 1]
     missed = "nan_missed" if lesson.world == 1 else "flag_sum"
     for value, where, owners, hint in (
@@ -601,14 +605,14 @@ def probe_unscale(module: ModuleType, lesson: Lesson) -> None:
             what = f"{value} in gradient {where} of {which}, and overflow is False here"
             raise Wrong(what, hint)
         finite = 2 if where == 0 else 0
-        right = same(optimizer.gradients[finite], torch.tensor([1.0, 2.0]) / 8)
+        right = allclose(optimizer.gradients[finite], torch.tensor([1.0, 2.0]) / 8)
         what = f"gradient {where} has an overflow, and gradient {finite} was not divided"
-        ask(right, what, "not_divided")
+        require(right, what, "not_divided")
     nothing = lesson.rank == one[0]  # this rank has no gradients
     scaler = make_scaler(module)
     scaler.unscale_(Counted([None] if nothing else [[math.inf, 1.0]]))
     what = f"rank {one[0]} has no gradients, and self.overflow is {scaler.overflow!r} here"
-    ask(bool(scaler.overflow) is (lesson.world > 1), what, "no_gradients")
+    require(bool(scaler.overflow) is (lesson.world > 1), what, "no_gradients")
 
 
 def probe_step(module: ModuleType) -> None:
@@ -625,26 +629,28 @@ def probe_step(module: ModuleType) -> None:
             raise Wrong(f"the optimizer steps {optimizer.steps} times", "never_steps")
         state = scaler.overflow, scaler.value, scaler.good_steps
         what = "after step(), (overflow, value, good_steps) of the scaler is"
-        ask(state == (overflow, 8.0, 0), f"{what} {state}", "step_updates")
+        require(state == (overflow, 8.0, 0), f"{what} {state}", "step_updates")
 
 
 def probe_update(module: ModuleType) -> None:
-    ours, theirs = (make_scaler(m, 2.0, growth_interval=3) for m in (module, LAB.finished))
+    reference, submission = (
+        make_scaler(m, 2.0, growth_interval=3) for m in (module, LAB.finished)
+    )
     for flag in (0, 0, 1, 0, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0, 0):
-        before = theirs.value, theirs.good_steps
-        ours.value, ours.good_steps = before
-        for scaler in (ours, theirs):
+        before = submission.value, submission.good_steps
+        reference.value, reference.good_steps = before
+        for scaler in (reference, submission):
             scaler.overflow = bool(flag)
             scaler.update()
         what = "an overflow" if flag else f"good step {before[1] + 1} of 3"
-        what = f"after {what} the scale goes from {before[0]:g} to {ours.value:g}"
-        what = f"{what}, and good_steps is {ours.good_steps}"
-        if ours.value != theirs.value:
+        what = f"after {what} the scale goes from {before[0]:g} to {reference.value:g}"
+        what = f"{what}, and good_steps is {reference.good_steps}"
+        if reference.value != submission.value:
             raise Wrong(what, "backoff" if flag else "growth")
-        if ours.good_steps != theirs.good_steps:
+        if reference.good_steps != submission.good_steps:
             raise Wrong(what, "count_kept" if flag else "growth")
-        if ours.overflow is not None:
-            raise Wrong(f"after update() overflow is {ours.overflow}", "verdict_kept")
+        if reference.overflow is not None:
+            raise Wrong(f"after update() overflow is {reference.overflow}", "verdict_kept")
 
 
 class SpyScaler:
@@ -695,7 +701,7 @@ class SpyOptimizer(Counted):
     4, "a scaler that finds the scale",
     "an overflow on any rank skips the step, the scale falls and grows, and clipping is in "
     "its place",
-    "Scaler scaled_step", worlds=(1, 2),
+    "Scaler scaled_step", world_sizes=(1, 2),
     crashes={
         "called twice since": "unscaled_twice", "non-empty TensorList": "no_gradients",
         "'SpyScaler' object has no": "torch_scaler", "NoneType": "reduce_none",
@@ -718,7 +724,7 @@ def scaler(module, lab, lesson):
         judge_events(events, scaler)
         if weight.grad is not None and weight.grad.any():
             raise Wrong("gradients are left after the step", "not_zeroed")
-        if not near(scaler.norm, norm, 1e-3):
+        if not isclose(scaler.norm, norm, 1e-3):
             known = {"clip_before": [0.5 / 64], "clip_missing": true, "no_gradient": 0.0}
             known["clip_value"] = math.sqrt(0.5)
             if norm == true:
@@ -806,7 +812,7 @@ def autocast(module, lab, lesson):
         if inside:
             raise Wrong("mean_loss runs under autocast", "loss_inside")
         kind = type(loss).__name__
-        ask(
+        require(
             isinstance(loss, torch.Tensor),
             f"loss_under_autocast returns a {kind}",
             "loss_graph",
@@ -815,7 +821,7 @@ def autocast(module, lab, lesson):
             raise Wrong(f"mean_loss is computed from {dtype}", "loss_low")
         true = lab.loss_under_autocast(model, rows, low).item()
         what = f"with {low} the loss is {loss.item():.6f}, not {true:.6f}"
-        ask(near(loss.item(), true, 1e-5), what, "loss_value")
+        require(isclose(loss.item(), true, 1e-5), what, "loss_value")
         model.zero_grad()
         loss.backward()
 
@@ -824,7 +830,7 @@ def ask_for_function(function: Any, name: str) -> None:
     """Raise `Wrong` if this is not a torch.autograd.Function."""
     ask_for_result(function, name)
     what = f"{name} returns {type(function).__name__}, which has no method apply"
-    ask(hasattr(function, "apply"), what, "function_kind")
+    require(hasattr(function, "apply"), what, "function_kind")
 
 
 def judge_product(product: Any) -> None:
@@ -842,10 +848,13 @@ def judge_product(product: Any) -> None:
             hint = "product_fp32" if y.dtype == torch.float32 else "product_cast"
             raise Wrong(f"{where} the dtype of the product is {y.dtype}", hint)
         right = y.shape == (3, 2) and (y - x @ w.T).norm() < 0.03 * (x @ w.T).norm()
-        ask(right, f"{where} the product is not x weightᵀ", "product_forward")
+        require(right, f"{where} the product is not x weightᵀ", "product_forward")
         y.backward(g.to(y.dtype))
-        for name, ours, true in (("x", a, g @ w), ("weight", b, g.T @ x)):
-            if ours.grad is None or not (ours.grad - true).norm() < 0.02 * true.norm():
+        for name, reference, true in (("x", a, g @ w), ("weight", b, g.T @ x)):
+            if (
+                reference.grad is None
+                or not (reference.grad - true).norm() < 0.02 * true.norm()
+            ):
                 raise Wrong(f"{where} the gradient of {name} is wrong", "product_gradient")
 
 
@@ -857,13 +866,13 @@ def judge_squares(squares: Any) -> None:
         y = squares.apply(x)
     ask_for_result(y, "forward of the squares")
     what = f"for 300 and -1 apply(x) is {y.tolist()}, of {y.dtype}"
-    ask(y.dtype == torch.float32 and y.isfinite().all(), what, "squares_range")
-    ask(y.shape == () and near(y.item(), 90001.0), f"{what}, not 90001", "squares_sum")
+    require(y.dtype == torch.float32 and y.isfinite().all(), what, "squares_range")
+    require(y.shape == () and isclose(y.item(), 90001.0), f"{what}, not 90001", "squares_sum")
     (y / 8).backward()
     what = (
         f"the gradient of the sum of squares of 300 and -1, divided by 8, is {x.grad.tolist()}"
     )
-    ask(same(x.grad, torch.tensor([75.0, -0.25]), 1e-5, 1e-9), what, "squares_gradient")
+    require(allclose(x.grad, torch.tensor([75.0, -0.25]), 1e-5, 1e-9), what, "squares_gradient")
 
 
 # --- step 6 -------------------------------------------------------------------------------
@@ -885,24 +894,24 @@ def master(module, lab, lesson):
     optimizer = module.MasterAdam((parameter for parameter in parameters), lr=2e-3)
     masters, inner = getattr(optimizer, "master", None), getattr(optimizer, "inner", None)
     what = f"self.master is a {type(masters).__name__}"
-    ask(isinstance(masters, (list, tuple, nn.ParameterList)), what, "master_fp32")
-    ask(
+    require(isinstance(masters, (list, tuple, nn.ParameterList)), what, "master_fp32")
+    require(
         len(masters), "self.master is empty, although there are two parameters", "iterable_once"
     )
     kinds = [str(getattr(m, "dtype", m)) for m in masters]
     what = f"for two parameters self.master holds {', '.join(kinds)}"
-    ask(kinds == ["torch.float32"] * 2, what, "master_fp32")
-    equal = all(map(same, masters, starts))
-    ask(equal, "the copies are not equal to the parameters", "master_fp32")
+    require(kinds == ["torch.float32"] * 2, what, "master_fp32")
+    equal = all(map(allclose, masters, starts))
+    require(equal, "the copies are not equal to the parameters", "master_fp32")
     worked = [p for group in getattr(inner, "param_groups", []) for p in group["params"]]
     for one in masters:
         found = any(p is one for p in worked)
-        ask(found, "self.inner is not an optimizer on self.master", "inner_wrong")
+        require(found, "self.inner is not an optimizer on self.master", "inner_wrong")
     settings = inner.param_groups[0]
     usual = settings.get("weight_decay") == 0 and settings.get("betas") == (0.9, 0.999)
     kind = f"self.inner is {type(inner).__name__} with lr = {settings['lr']:g}"
     adam = isinstance(inner, torch.optim.Adam) and usual
-    ask(adam and settings["lr"] == 2e-3, f"{kind}, not Adam with lr = 0.002", "inner_wrong")
+    require(adam and settings["lr"] == 2e-3, f"{kind}, not Adam with lr = 0.002", "inner_wrong")
     yield "there are copies in fp32, and an Adam works on them"
     true, stale = ([s.float().clone().requires_grad_() for s in starts] for _ in range(2))
     adams = [torch.optim.Adam(copies, lr=2e-3) for copies in (true, stale)]
@@ -917,23 +926,23 @@ def master(module, lab, lesson):
             adam.step()
         for p in parameters:
             what = f"a parameter is in {p.dtype} after step()"
-            ask(p.dtype == torch.bfloat16, what, "parameter_type")
+            require(p.dtype == torch.bfloat16, what, "parameter_type")
     left = [one.grad for one in optimizer.master if one.grad is not None]
     for p, master, exact, read, start, gradient in zip(
         parameters, optimizer.master, true, stale, starts, given, strict=True
     ):
-        if not same(master, exact.detach(), 1e-5, 1e-9):
+        if not allclose(master, exact.detach(), 1e-5, 1e-9):
             if torch.equal(master.float(), start.float()):
                 raise Wrong("after 20 steps the copy is what it was", "gradient_missing")
             rounded = torch.equal(master.float(), master.bfloat16().float())
-            rounded = rounded or same(master, read.detach(), 1e-5, 1e-9)
+            rounded = rounded or allclose(master, read.detach(), 1e-5, 1e-9)
             hint = "master_overwritten" if rounded else "other"
             raise Wrong("after 20 steps the copy is not that of Adam in fp32", hint)
         if not torch.equal(p.detach(), exact.detach().bfloat16()):
             raise Wrong("the parameters are not the copies, rounded to bf16", "not_copied_back")
-        kept = p.grad is not None and same(p.grad, gradient, 0, 0)
+        kept = p.grad is not None and allclose(p.grad, gradient, 0, 0)
         what = "after step() the gradient of a parameter is not what it was before"
-        ask(kept, what, "gradient_gone")
+        require(kept, what, "gradient_gone")
     if left:
         raise Wrong(f"master.grad is left, {left[0].itemsize} bytes each", "gradient_kept")
     yield "20 steps give the weights of fp32, rounded to bf16"
@@ -974,7 +983,7 @@ def with_gradients(*gradients: float | None) -> list[nn.Parameter]:
 
 @LAB.step(
     7, "on the wire", "the mean, its error against float64, and the number of bytes are right",
-    "average_gradients reduction_error bytes_sent", worlds=(3, 2),
+    "average_gradients reduction_error bytes_sent", world_sizes=(3, 2),
     crashes={"NoneType": "none_gradient", "assign a gradient|grad_dtype": "own_type"},
 )  # fmt: skip
 def reduction(module, lab, lesson):
@@ -997,10 +1006,12 @@ def judge_average(module: ModuleType, lesson: Lesson) -> None:
         if types - {str(wire)}:
             what = f"asked for {wire}, sent is {', '.join(sorted(types))}"
             raise Wrong(what, "wire_type")
-        ask(parameters[1].grad is None, "a gradient that was None is a tensor", "none_gradient")
+        require(
+            parameters[1].grad is None, "a gradient that was None is a tensor", "none_gradient"
+        )
         for parameter in (parameters[0], parameters[2]):
             found = parameter.grad.float().mean().item()
-            if not near(found, mean, 0.02):
+            if not isclose(found, mean, 0.02):
                 what = f"sent as {wire}, the mean is {found:.4g}, not {mean:g}"
                 known = {"not_written": own, "not_reduced": own / n}
                 known["average_divisor"] = [mean * n, mean / n, (2 * n + 1) / n]
@@ -1013,9 +1024,9 @@ def judge_average(module: ModuleType, lesson: Lesson) -> None:
     parameters = with_gradients(own, own)
     module.average_gradients(iter(parameters), torch.float32)
     found = [parameter.grad.float().mean().item() for parameter in parameters]
-    right = all(near(each, mean, 0.02) for each in found)
+    right = all(isclose(each, mean, 0.02) for each in found)
     what = f"for a generator of parameters, the means are {found}, not {mean:g}"
-    ask(right, what, "iterable_once")
+    require(right, what, "iterable_once")
     for gradient, what in (
         (60_000.0, "60,000 on every rank has"),
         (
@@ -1026,7 +1037,7 @@ def judge_average(module: ModuleType, lesson: Lesson) -> None:
         parameters = with_gradients(gradient, gradient)
         module.average_gradients(parameters, torch.float16)
         finite = parameters[0].grad.isfinite().all()
-        ask(finite, f"in fp16, {what} an infinite mean", "divided_late")
+        require(finite, f"in fp16, {what} an infinite mean", "divided_late")
 
 
 def judge_error(module: ModuleType, lesson: Lesson) -> None:
@@ -1038,23 +1049,23 @@ def judge_error(module: ModuleType, lesson: Lesson) -> None:
     true /= n
     off = true.float()
     off[::2] *= 1.02
-    for what, ours in (("off by 2% in part", off), ("exact in fp32", true.float())):
+    for what, reference in (("off by 2% in part", off), ("exact in fp32", true.float())):
         given = own.clone()
         with expecting_no_none(module, "reduce_none"):
-            found = module.reduction_error(ours, given)
+            found = module.reduction_error(reference, given)
         ask_for_result(found, "reduction_error")
-        error = ((ours.double() - true).norm() / true.norm()).item()
-        if not near(found, error, 1e-3):
-            absolute = (ours.double() - true).norm().item()
+        error = ((reference.double() - true).norm() / true.norm()).item()
+        if not isclose(found, error, 1e-3):
+            absolute = (reference.double() - true).norm().item()
             against = [own.double(), own.double() / n, true * n]
-            mistaken = [((ours.double() - a).norm() / a.norm()).item() for a in against]
+            mistaken = [((reference.double() - a).norm() / a.norm()).item() for a in against]
             known = {"error_own": [*mistaken, 0.0], "error_ratio": absolute}
             hint = named(found, known if what != "exact in fp32" else {}, 1e-3, "error_ratio")
             hint = "error_fp32" if what == "exact in fp32" else hint
             what = f"the error of a mean that is {what} is {found!r}"
             raise Wrong(f"{what}, not {error:.3g}", hint)
         what = "reduction_error has changed `own`"
-        ask(same(given, own, 0, 0), what, "argument_changed")
+        require(allclose(given, own, 0, 0), what, "argument_changed")
 
 
 def judge_bytes_sent(module: ModuleType, n: int) -> None:
@@ -1064,7 +1075,7 @@ def judge_bytes_sent(module: ModuleType, n: int) -> None:
     ask_for_result(found[0], "bytes_sent")
     for wire, each in zip(wires, found, strict=True):
         true = 1800.0 * wire.itemsize
-        if not near(each, true):
+        if not isclose(each, true):
             what = f"for 1,200 numbers on 4 ranks as {wire}: {each!r} bytes, not {true:g}"
             here = 2400 * (n - 1) / n * wire.itemsize
             known = {"sent_twice": true / 2, "sent_world": here, "sent_size": 8 * true}
@@ -1101,7 +1112,7 @@ def equal(a: torch.Tensor, b: torch.Tensor) -> bool:
 @LAB.step(
     8, "three precisions, one loss",
     "the step is right in three precisions, and every byte is predicted",
-    "train_step bytes_held", worlds=(2,), crashes={"NoneType": "reduce_none"},
+    "train_step bytes_held", world_sizes=(2,), crashes={"NoneType": "reduce_none"},
 )  # fmt: skip
 def training(module, lab, lesson):
     share = lab.BATCH // lesson.world
@@ -1158,20 +1169,20 @@ def judge_training_step(
         returned = module.train_step(model, optimizer, scaler if scaled else None, rows, low)
     order = [each for i, each in enumerate(events) if each != (events[i - 1] if i else None)]
     what = f"{'with' if scaled else 'without'} a scaler the order is {', '.join(order)}"
-    ask(asked.get("low", low) == low, f"asked for {low}, forward gets {asked.get('low')}",
+    require(asked.get("low", low) == low, f"asked for {low}, forward gets {asked.get('low')}",
         "low_ignored")  # fmt: skip
     if scaled:
         judge_events(events, scaler)
-    ask(optimizer.steps == 1, f"the optimizer steps {optimizer.steps} times", "never_steps")
+    require(optimizer.steps == 1, f"the optimizer steps {optimizer.steps} times", "never_steps")
     wire = asked.get("wire", torch.float32)
-    ask(wire == torch.float32, f"gradients are averaged in {wire}", "average_low")
+    require(wire == torch.float32, f"gradients are averaged in {wire}", "average_low")
     judge_gradients(lab, scaler if scaled else None, optimizer, rows, low, what)
     if not any(p.grad is not None and p.grad.any() for p in parameters):
         raise Wrong("no gradient is left after the step", "gradients_gone")
     ask_for_result(returned, "train_step")
     mean = averaged(lab.loss_under_autocast(lab.build_model(), rows, low).detach()).item()
     what = f"train_step returns {returned!r}, the mean loss is {mean:.5f}"
-    ask(near(returned, mean, 1e-5), what, "loss_own")
+    require(isclose(returned, mean, 1e-5), what, "loss_own")
 
 
 def judge_gradients(

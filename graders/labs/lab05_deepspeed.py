@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from graders.tools import Lab, Wrong, ask, named, near, same, show
+from graders.dsl import Lab, Wrong, allclose, isclose, named, require, show
 
 os.environ["DS_ACCELERATOR"] = "cpu"
 logging.disable(logging.WARNING)  # DeepSpeed logs to stdout, with the date
@@ -231,14 +231,14 @@ def answer_to(call: Callable[[dict], Any], stage: int, what: str) -> dict:
     config = LAB.finished.make_config(2, 6, 24, stage)
     before = copy.deepcopy(config)
     answer = call(config)
-    ask(config == before, f"{what} has changed its argument", "config_changed")
-    ask(isinstance(answer, dict), f"{what} is {show(answer)} and no dict", "config_kind")
+    require(config == before, f"{what} has changed its argument", "config_changed")
+    require(isinstance(answer, dict), f"{what} is {show(answer)} and no dict", "config_kind")
     inner, zero = before.pop("zero_optimization"), answer.get("zero_optimization")
     kept = before.items() <= answer.items()
     kept = kept and isinstance(zero, dict) and inner.items() <= zero.items()
     blocks = ((before, answer), (inner, zero if isinstance(zero, dict) else {}))
     lost = [key for old, new in blocks for key in old if new.get(key) != old[key]]
-    ask(kept, f"{what} lacks the old values of {', '.join(map(repr, lost))}", "config_lost")
+    require(kept, f"{what} lacks the old values of {', '.join(map(repr, lost))}", "config_lost")
     return answer
 
 
@@ -284,8 +284,8 @@ def judge_loss(rank: int, found: float | str, parts: list[list[torch.Tensor]]) -
         ],
     }  # fmt: skip
     what = f"rank {rank} returns {show(found)}, but the mean loss is {true:.4f}"
-    ask(not isinstance(found, str), what, "loss_kind")
-    ask(near(found, true, 1e-5), what, named(found, known, 1e-5, "loss_other"))
+    require(not isinstance(found, str), what, "loss_kind")
+    require(isclose(found, true, 1e-5), what, named(found, known, 1e-5, "loss_other"))
 
 
 def rows_in(x: torch.Tensor, batch: torch.Tensor) -> list[int]:
@@ -305,12 +305,12 @@ def judge_rows(rows: list[list[list[int]]], size: int) -> None:
         for rank, own in enumerate(of_ranks)
     ]
     differ = any(part != of_ranks[0] for part in of_ranks)
-    ask(differ, f"all ranks work on rows {in_words(of_ranks[0])}", "rows_same")
+    require(differ, f"all ranks work on rows {in_words(of_ranks[0])}", "rows_same")
     whole = sorted(itertools.chain(*of_ranks)) == list(range(24))
-    ask(whole, " and ".join(named), "rows_lost")
+    require(whole, " and ".join(named), "rows_lost")
     sizes = sorted({len(part) for parts in rows for part in parts})
     what = f"micro-batches have {', '.join(map(str, sizes))} rows instead of {size}"
-    ask(sizes == [size], what, "micro_size")
+    require(sizes == [size], what, "micro_size")
 
 
 def in_words(rows: list[int]) -> str:
@@ -335,47 +335,47 @@ UNCUT = ((4, 12, 24, 1), (2, 5, 24, 0))  # (ranks, micro, batch, stage)
     1, "a configuration, and who checks it",
     "batches are cut to the row, keys are where DeepSpeed looks for them", "make_config",
 )  # fmt: skip
-def configuration(theirs, ours, lesson):
+def configuration(submission, reference, lesson):
     made: list[dict] = []
     for ranks, micro, batch, stage in CASES:
         what = f"for {ranks} ranks, micro-batch {micro}, batch {batch}, stage {stage}, "
         try:
-            config = theirs.make_config(ranks, micro, batch, stage)
+            config = submission.make_config(ranks, micro, batch, stage)
         except ValueError as error:
             raise Wrong(f"{what}make_config raises ValueError: {error}", "divisible") from error
-        ask(isinstance(config, dict), f"{what}make_config returns {config}", "config_kind")
+        require(isinstance(config, dict), f"{what}make_config returns {config}", "config_kind")
         zero = config.get("zero_optimization", {})
-        ask(isinstance(zero, dict), f"{what}zero_optimization is {zero!r}", "config_kind")
-        true = ours.make_config(ranks, micro, batch, stage)
+        require(isinstance(zero, dict), f"{what}zero_optimization is {zero!r}", "config_kind")
+        true = reference.make_config(ranks, micro, batch, stage)
         for key, hint in BATCH_HINTS.items():
             found = config.get(key, true[key])
-            ask(found == true[key], f"{what}{key} is {found} instead of {true[key]}", hint)
+            require(found == true[key], f"{what}{key} is {found} instead of {true[key]}", hint)
         found = config.get("gradient_accumulation_steps", 1)
-        ask(isinstance(found, int), f"{what}it accumulates {found!r}", "whole_numbers")
+        require(isinstance(found, int), f"{what}it accumulates {found!r}", "whole_numbers")
         placed = "stage" in zero and "stage" not in config
-        ask(placed, f"{what}zero_optimization has no stage", "zero_block")
+        require(placed, f"{what}zero_optimization has no stage", "zero_block")
         ask_known(config, f"{what}the configuration")
         absent = [key for key in BATCH_HINTS if key not in config]
-        ask(len(absent) < 2, f"{what}{' and '.join(absent)} are missing", "batch_keys")
-        found, size = config.get("gradient_clipping"), ours.WIDTH**2
-        ask(found == ours.CLIP, f"{what}gradient_clipping is {found}", "clip_missing")
+        require(len(absent) < 2, f"{what}{' and '.join(absent)} are missing", "batch_keys")
+        found, size = config.get("gradient_clipping"), reference.WIDTH**2
+        require(found == reference.CLIP, f"{what}gradient_clipping is {found}", "clip_missing")
         for key in ("reduce_bucket_size", "stage3_prefetch_bucket_size"):
             found = zero.get(key)
-            ask(found == size, f"{what}{key} is {found} instead of {size}", "bucket")
+            require(found == size, f"{what}{key} is {found} instead of {size}", "bucket")
         sharded = zero.get("stage3_param_persistence_threshold") == 0
-        ask(sharded, f"{what}small tensors stay whole", "persistence")
-        ask(zero["stage"] == stage, f"{what}the stage is {zero['stage']}", "other")
+        require(sharded, f"{what}small tensors stay whole", "persistence")
+        require(zero["stage"] == stage, f"{what}the stage is {zero['stage']}", "other")
         read(config, ranks)
         made.append(config)
     stages = [config["zero_optimization"]["stage"] for config in made]
     what = f"the configuration of stage {CASES[0][3]} has stage {stages[0]} after other calls"
-    ask(stages == [stage for *_, stage in CASES], what, "shared")
+    require(stages == [stage for *_, stage in CASES], what, "shared")
     yield "five configurations are right, and DeepSpeed reads them"
     for ranks, micro, batch, stage in UNCUT:
         case = f"for {ranks} ranks, micro-batch {micro} and batch {batch}, make_config"
         what = f"{case} raises no ValueError"
         try:
-            theirs.make_config(ranks, micro, batch, stage)
+            submission.make_config(ranks, micro, batch, stage)
         except ValueError:
             continue
         except Exception as error:
@@ -406,10 +406,10 @@ class Spy:
         words["forward"] = "engine(x)"
         last = self.events[-1] if self.events else "nothing"
         known = name == "forward" or "forward" in self.events
-        ask(known, f"{words[name]} is called, but engine(x) never was", "bypassed")
+        require(known, f"{words[name]} is called, but engine(x) never was", "bypassed")
         good = last in after or last not in ("nothing", *words)
         what = f"{words[name]} is called directly after {words.get(last, last)}"
-        ask(good, what, "step_each")
+        require(good, what, "step_each")
         pairs = zip(self._look(), self._gradients, strict=True)
         same_gradients = all(
             a is b if a is None or b is None else torch.equal(a, b) for a, b in pairs
@@ -453,30 +453,30 @@ class Spy:
 @LAB.step(
     2, "the loop belongs to the engine",
     "every row once, backward and step for every micro-batch, the loss of the whole batch",
-    "make_engine train_step", worlds=(2, 3), symmetric=False,
+    "make_engine train_step", world_sizes=(2, 3), symmetric=False,
     crashes={
         "Direct calls to tensor.backward": "plain_backward",
         "requires an optimizer": "optimizer_missing",
     },
 )  # fmt: skip
-def loop(theirs, ours, lesson):
-    config = ours.make_config(lesson.world, 24 // (4 * lesson.world), 24, 0)
-    made = theirs.make_engine(config, "cpu")
+def loop(submission, reference, lesson):
+    config = reference.make_config(lesson.world, 24 // (4 * lesson.world), 24, 0)
+    made = submission.make_engine(config, "cpu")
     what = f"make_engine returns a {type(made).__name__}"
-    ask(hasattr(made, "backward"), what, "engine_first")
+    require(hasattr(made, "backward"), what, "engine_first")
     optimizer = getattr(made, "optimizer", None)
-    ask(optimizer is not None, "the engine has no optimizer", "optimizer_missing")
+    require(optimizer is not None, "the engine has no optimizer", "optimizer_missing")
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     what = "the optimizer of the engine does not hold the parameters of its model"
-    ask(held == {id(p) for p in made.module.parameters()}, what, "optimizer_other")
+    require(held == {id(p) for p in made.module.parameters()}, what, "optimizer_other")
     kind = getattr(optimizer, "optimizer", optimizer)
     rate = optimizer.param_groups[0]["lr"]
-    right = isinstance(kind, torch.optim.AdamW) and near(rate, ours.LEARNING_RATE)
+    right = isinstance(kind, torch.optim.AdamW) and isclose(rate, reference.LEARNING_RATE)
     what = f"the optimizer is {type(kind).__name__} with the learning rate {rate}"
-    ask(right, what, "optimizer_other")
+    require(right, what, "optimizer_other")
     yield "the engine is there, with its optimizer"
-    rows = ours.make_batches()[0]
-    spy = Spy(ours.make_engine(config, "cpu"), rows, ours.mean_loss)
+    rows = reference.make_batches()[0]
+    spy = Spy(reference.make_engine(config, "cpu"), rows, reference.mean_loss)
     real = torch.Tensor.backward
 
     def backward(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> None:
@@ -486,7 +486,7 @@ def loop(theirs, ours, lesson):
         real(tensor, *args, **kwargs)
 
     with mock.patch.object(torch.Tensor, "backward", backward):
-        lesson.fact("returned", number(theirs.train_step(spy, rows)))
+        lesson.fact("returned", number(submission.train_step(spy, rows)))
     for name in ("events", "rows", "ratios"):
         lesson.fact(name, getattr(spy, name))
 
@@ -494,19 +494,19 @@ def loop(theirs, ours, lesson):
 @loop.stuck
 def _(group):
     for events in group.facts("events"):
-        ask("plain" not in (events or ()), "loss.backward() was called", "plain_backward")
+        require("plain" not in (events or ()), "loss.backward() was called", "plain_backward")
 
 
 @loop.judge
 def _(group):
     rows, m = group.facts("rows"), 4
     size = 24 // (m * group.world)
-    ask(any(rows), "the engine was never called", "bypassed")
+    require(any(rows), "the engine was never called", "bypassed")
     judge_rows(rows, size)
     yield "every row is in one micro-batch of one rank"
     for rank, events in enumerate(group.facts("events")):
         own = [event for event in events if event not in ("forward", "backward", "step")]
-        ask(own[:1] != ["plain"], f"rank {rank} called loss.backward()", "plain_backward")
+        require(own[:1] != ["plain"], f"rank {rank} called loss.backward()", "plain_backward")
         for name in own:
             what = f"rank {rank} used engine.{name}"
             if name == "gradients":
@@ -514,10 +514,10 @@ def _(group):
             raise Wrong(what, "own_work")
         for ratio in group.facts("ratios")[rank]:
             what = f"engine.backward got {ratio:.3g} times the loss"
-            ask(near(ratio, 1.0, 1e-5), what, "divided")
+            require(isclose(ratio, 1.0, 1e-5), what, "divided")
         counts = [f"{events.count(name)} times {name}" for name in ("backward", "step")]
         what = f"rank {rank} called {' and '.join(counts)}"
-        ask(events == ["forward", "backward", "step"] * m, what, "step_each")
+        require(events == ["forward", "backward", "step"] * m, what, "step_each")
     yield "forward, backward and step for every micro-batch"
     batch = LAB.finished.make_batches()[0]
     for rank, found in enumerate(group.facts("returned")):
@@ -532,11 +532,11 @@ KINDS = ("parameters", "gradients", "master", "moments")
 def wrong_kinds(found: Any, true: dict, case: str) -> Iterator[tuple[str, float, str]]:
     """Each kind that is wrong, its bytes, and the sentence for it."""
     kinds = isinstance(found, dict) and sorted(found) == sorted(KINDS)
-    ask(kinds, f"for {case}, the result is {show(found)}", "kinds")
+    require(kinds, f"for {case}, the result is {show(found)}", "kinds")
     for kind in KINDS:
-        if not near(held := found[kind], true[kind], 1e-5):
+        if not isclose(held := found[kind], true[kind], 1e-5):
             what = f"for {case}, {kind!r} is {held} bytes per parameter"
-            ask(not near(held, true[kind] * LAB.finished.PSI, 1e-5), what, "kinds")
+            require(not isclose(held, true[kind] * LAB.finished.PSI, 1e-5), what, "kinds")
             yield kind, held, what
 
 
@@ -544,9 +544,9 @@ def wrong_kinds(found: Any, true: dict, case: str) -> Iterator[tuple[str, float,
     3, "what each rank holds", "parameters, gradients, master copy and moments of all stages",
     "bytes_held",
 )  # fmt: skip
-def held_in_fp32(theirs, ours, lesson):
+def held_in_fp32(submission, reference, lesson):
     for stage, n in itertools.product(range(4), (4, 8)):
-        found, true = theirs.bytes_held(stage, n), ours.bytes_held(stage, n)
+        found, true = submission.bytes_held(stage, n), reference.bytes_held(stage, n)
         four, states = [4, 4 / n], [4, 4 / n, 8, 8 / n]
         known = {
             "parameters": {"parameters_stage": four},
@@ -555,7 +555,7 @@ def held_in_fp32(theirs, ours, lesson):
             "moments": {"moments_two": [*four, 12, 12 / n], "optimizer_stage": states},
         }
         for kind, held, what in wrong_kinds(found, true, f"stage {stage} on {n} ranks"):
-            ask(kind != "master" or stage, what, "master_stage0")
+            require(kind != "master" or stage, what, "master_stage0")
             raise Wrong(what, named(held, known[kind]))
 
 
@@ -569,30 +569,32 @@ SUMS = ((0, False), (1, False), (2, False), (3, False), (2, True), (3, True))
     "DeepSpeed reads bf16, and every kind is counted in its precision",
     "in_bf16 bytes_held_bf16",
 )  # fmt: skip
-def held_in_bf16(theirs, ours, lesson):
+def held_in_bf16(submission, reference, lesson):
     for fp32_sum in (False, True):
         what = f"in_bf16 with fp32_sum {fp32_sum}"
-        answer = answer_to(lambda config, f=fp32_sum: theirs.in_bf16(config, f), 2, what)
+        answer = answer_to(lambda config, f=fp32_sum: submission.in_bf16(config, f), 2, what)
         enabled = within(answer, "bf16", "enabled") is True
-        ask(enabled, f"{what} has {answer.get('bf16')!r} under the key bf16", "bf16_block")
+        require(enabled, f"{what} has {answer.get('bf16')!r} under the key bf16", "bf16_block")
         sums = within(answer, "data_types", "grad_accum_dtype") == "fp32"
         as_asked = fp32_sum == sums and "grad_accum_dtype" not in answer
         found = answer.get("data_types")
-        ask(as_asked, f"{what} has {found!r} under the key data_types", "sum_key")
+        require(as_asked, f"{what} has {found!r} under the key data_types", "sum_key")
         ask_known(answer, what)
         read(answer)
     yield "DeepSpeed reads the configuration as bf16, and sums as asked for"
     for (stage, fp32_sum), n in itertools.product(SUMS, (4, 8)):
-        found, true = (lab.bytes_held_bf16(stage, n, fp32_sum) for lab in (theirs, ours))
+        found, true = (
+            lab.bytes_held_bf16(stage, n, fp32_sum) for lab in (submission, reference)
+        )
         case = f"stage {stage} on {n} ranks" + " with fp32 sums" * fp32_sum
         for kind, held, what in wrong_kinds(found, true, case):
             if kind == "gradients" and fp32_sum:
                 raise Wrong(what, "gradients_stage" if held == 4 else "fp32_sum")
             if kind in ("parameters", "gradients"):
                 raise Wrong(what, "bf16_two" if held in (4, 4 / n) else f"{kind}_stage")
-            ask(kind != "master" or held != 0, what, "bf16_master")
+            require(kind != "master" or held != 0, what, "bf16_master")
             narrow = held in (2, 2 / n, 4, 4 / n) and held < true[kind]
-            sharded = near(held * n, true[kind], 1e-5)
+            sharded = isclose(held * n, true[kind], 1e-5)
             raise Wrong(what, "fp32_states" if narrow and not sharded else "optimizer_stage")
 
 
@@ -602,37 +604,37 @@ def held_in_bf16(theirs, ours, lesson):
 @LAB.step(
     5, "what each rank sends",
     "the bytes of each collective, and the traffic of the paper, counted",
-    "bytes_sent as_in_the_paper", worlds=(2,), symmetric=False,
+    "bytes_sent as_in_the_paper", world_sizes=(2,), symmetric=False,
 )  # fmt: skip
-def traffic(theirs, ours, lesson):
+def traffic(submission, reference, lesson):
     kinds = ("all-gather", "reduce-scatter", "reduce", "all-reduce")
     for kind, n in itertools.product(kinds, (4, 8)):
-        found, true = theirs.bytes_sent(kind, 960, n), ours.bytes_sent(kind, 960, n)
+        found, true = submission.bytes_sent(kind, 960, n), reference.bytes_sent(kind, 960, n)
         known = {"sent_once": 2 * true}
         if kind == "all-reduce":
             known = {"all_reduce_twice": true / 2}
         what = f"in a{'n' * kind.startswith('all')} {kind} of 960 bytes among {n} ranks"
         what = f"{what} each sends {true:.0f} bytes, but bytes_sent returns {found}"
-        ask(near(found, true, 1e-5), what, named(found, known, 1e-5, "fraction"))
+        require(isclose(found, true, 1e-5), what, named(found, known, 1e-5, "fraction"))
     yield "the bytes of every collective"
     answers = []
     for stage in range(4):
         what = f"the configuration of stage {stage}"
-        answers.append(answer := answer_to(theirs.as_in_the_paper, stage, what))
+        answers.append(answer := answer_to(submission.as_in_the_paper, stage, what))
         ask_known(answer, what)
         all_reduces = answer["zero_optimization"].get("reduce_scatter") is False
-        ask(not all_reduces, f"{what} has reduce_scatter: false", "paper_scatter")
+        require(not all_reduces, f"{what} has reduce_scatter: false", "paper_scatter")
         reduces = answer["zero_optimization"].get("use_multi_rank_bucket_allreduce") is False
         what = f"{what} does not set use_multi_rank_bucket_allreduce to false"
-        ask(reduces or stage != 1, what, "paper_reduce")
+        require(reduces or stage != 1, what, "paper_reduce")
     n, m = lesson.world, 2
     for stage, formula, hint in ((2, m + 1, "paper_reduce"), (3, 3 * m, "paper_release")):
-        units = ours.traffic_of(answers[stage], CPU).in_units()
+        units = reference.traffic_of(answers[stage], CPU).in_units()
         what = f"stage {stage} sends {units:.2f} units of (N-1)/N × 4Ψ bytes in a step"
         what = (
             f"{what} of 2 micro-batches on {n} ranks, and the paper's formula gives {formula}"
         )
-        ask(near(units, formula, 1e-5), what, hint)
+        require(isclose(units, formula, 1e-5), what, hint)
 
 
 # --- step 6 -------------------------------------------------------------------------------
@@ -641,39 +643,43 @@ def traffic(theirs, ours, lesson):
 @LAB.step(
     6, "the optimizer in host memory",
     "DeepSpeed offloads in stages 1 to 3, with the losses of one process",
-    "offloaded", worlds=(2,), symmetric=False,
+    "offloaded", world_sizes=(2,), symmetric=False,
 )  # fmt: skip
-def offload(theirs, ours, lesson):
+def offload(submission, reference, lesson):
     what, key, answers = "the configuration", "zero_force_ds_cpu_optimizer", {}
     for stage in (1, 2, 3):
-        answer = answer_to(lambda config: theirs.offloaded(config, CPU), stage, what)
+        answer = answer_to(lambda config: submission.offloaded(config, CPU), stage, what)
         zero, answers[stage] = answer["zero_optimization"], answer
         on_top = "offload_optimizer" in answer
-        ask(not on_top, f"{what} has offload_optimizer at the top", "offload_block")
+        require(not on_top, f"{what} has offload_optimizer at the top", "offload_block")
         block = zero.get("offload_optimizer")
         moved = within(block, "device") == "cpu"
-        ask(moved, f"in zero_optimization, offload_optimizer is {block}", "offload_what")
+        require(moved, f"in zero_optimization, offload_optimizer is {block}", "offload_what")
         more = "offload_param" in zero
-        ask(not more, "zero_optimization has offload_param", "offload_what")
-        ask(key not in zero, f"zero_optimization has {key!r}", "force_cpu_adam")
+        require(not more, "zero_optimization has offload_param", "offload_what")
+        require(key not in zero, f"zero_optimization has {key!r}", "force_cpu_adam")
         refused = answer.get(key) is not False
-        ask(not refused, "DeepSpeed refuses torch's AdamW for offload", "force_cpu_adam")
-        ask(not block.get("pin_memory"), "on a CPU, pin_memory is true", "pinned")
+        require(not refused, "DeepSpeed refuses torch's AdamW for offload", "force_cpu_adam")
+        require(not block.get("pin_memory"), "on a CPU, pin_memory is true", "pinned")
         ask_known(answer, what)
-    gpu = answer_to(lambda config: theirs.offloaded(config, torch.device("cuda", 0)), 2, what)
+    gpu = answer_to(
+        lambda config: submission.offloaded(config, torch.device("cuda", 0)), 2, what
+    )
     block = within(gpu, "zero_optimization", "offload_optimizer")
     moved = within(block, "device") == "cpu"
-    ask(moved, f"for a GPU, offload_optimizer is {block}", "offload_what")
+    require(moved, f"for a GPU, offload_optimizer is {block}", "offload_what")
     pinned = within(block, "pin_memory") is True
-    ask(pinned, f"for a GPU, offload_optimizer is {block}", "pinned")
-    true = ours.train_alone()[:2]
+    require(pinned, f"for a GPU, offload_optimizer is {block}", "pinned")
+    true = reference.train_alone()[:2]
     for stage in (2, 3):
-        engine = ours.make_engine(answers[stage], CPU)
-        ask(engine.zero_use_cpu_optimizer(), f"stage {stage} does not offload", "offload_what")
-        losses = [ours.train_step(engine, rows) for rows in ours.make_batches()[:2]]
-        words = [ours.in_row(each) for each in (losses, true)]
+        engine = reference.make_engine(answers[stage], CPU)
+        require(
+            engine.zero_use_cpu_optimizer(), f"stage {stage} does not offload", "offload_what"
+        )
+        losses = [reference.train_step(engine, rows) for rows in reference.make_batches()[:2]]
+        words = [reference.in_row(each) for each in (losses, true)]
         what = f"the losses of stage {stage} are {words[0]} instead of {words[1]}"
-        ask(same(losses, true, 1e-5), what, "other")
+        require(allclose(losses, true, 1e-5), what, "other")
 
 
 # --- step 7 -------------------------------------------------------------------------------
@@ -699,37 +705,37 @@ class Recorder:
 @LAB.step(
     7, "FSDP2 does the same",
     "layers are units, and the step has the gradient and the loss of one process",
-    "shard fsdp_step", worlds=(2, 3), symmetric=False,
+    "shard fsdp_step", world_sizes=(2, 3), symmetric=False,
     crashes={"Invariant encountered": "units"},
 )  # fmt: skip
-def fsdp(theirs, ours, lesson):
-    returned = theirs.shard(ours.build_model())
+def fsdp(submission, reference, lesson):
+    returned = submission.shard(reference.build_model())
     what = f"shard returns a {type(returned).__name__} instead of the model"
-    ask(isinstance(returned, torch.nn.Module), what, "shard_returned")
+    require(isinstance(returned, torch.nn.Module), what, "shard_returned")
     kind = torch.distributed.fsdp.FSDPModule
     units = [name for name, part in returned.named_modules() if isinstance(part, kind)]
-    layers = {f"layers.{number}" for number in range(ours.LAYERS)}
+    layers = {f"layers.{number}" for number in range(reference.LAYERS)}
     missing = len(layers - set(units))
-    ask(not missing, f"{missing} of {len(layers)} layers are not separate units", "units")
-    ask("" in units, "the layers are units, and the model is not", "no_root")
+    require(not missing, f"{missing} of {len(layers)} layers are not separate units", "units")
+    require("" in units, "the layers are units, and the model is not", "no_root")
     begin = len(lesson.calls)
     with torch.no_grad():
-        returned(ours.make_batches()[0][:1])
+        returned(reference.make_batches()[0][:1])
     gathers = sum(call.name.startswith("all_gather") for call in lesson.calls[begin:])
     what = f"a forward calls {gathers} all-gathers for {len(layers)} layers"
-    ask(gathers == len(layers), what, "units")
+    require(gathers == len(layers), what, "units")
     kept = sum(not isinstance(p, DTensor) for p in returned.parameters())
-    ask(kept == 0, f"{kept} layers are still whole after the forward", "reshard")
+    require(kept == 0, f"{kept} layers are still whole after the forward", "reshard")
     yield "every layer is a unit, and so is the whole"
 
     n, m = lesson.world, 4
     micro = 24 // (m * n)
     for scale in (0.25, 1.0):  # the norm is below the limit, or over it
-        rows, alone = ours.make_batches()[0] * scale, ours.build_model()
-        ours.mean_loss(alone(rows), rows).backward()
+        rows, alone = reference.make_batches()[0] * scale, reference.build_model()
+        reference.mean_loss(alone(rows), rows).backward()
         norm = torch.nn.utils.clip_grad_norm_(alone.parameters(), 1e9).item()
         gradient = torch.cat([p.grad.flatten() for p in alone.parameters()])
-        model, returned = returned or ours.shard(ours.build_model()), None
+        model, returned = returned or reference.shard(reference.build_model()), None
         recorder, events, parts = Recorder(model), [], []
 
         def see(_: Any, inputs: tuple, rows: torch.Tensor = rows, parts: list = parts) -> None:
@@ -739,14 +745,15 @@ def fsdp(theirs, ours, lesson):
         model.register_forward_pre_hook(lambda *_, e=events: e.append("forward"))
         last = model.layers[-1]
         last.register_full_backward_pre_hook(lambda *_, e=events: e.append("backward"))
-        found = theirs.fsdp_step(model, recorder, rows, micro)
+        found = submission.fsdp_step(model, recorder, rows, micro)
         lesson.fact("rows", parts)
         steps = len(recorder.gradients)
-        ask(steps == 1, f"{steps} optimizer steps for one batch", "fsdp_steps")
-        clipped = min(1.0, ours.CLIP / (norm + 1e-6))
+        require(steps == 1, f"{steps} optimizer steps for one batch", "fsdp_steps")
+        clipped = min(1.0, reference.CLIP / (norm + 1e-6))
         known = (
             (clipped, ""), (1.0, "fsdp_clip"), (m, "fsdp_divided"), (1 / n, "fsdp_averaged"),
-            (min(m, ours.CLIP / norm), "fsdp_divided"), (ours.CLIP / norm, "fsdp_clip"),
+            (min(m, reference.CLIP / norm), "fsdp_divided"),
+            (reference.CLIP / norm, "fsdp_clip"),
         )  # fmt: skip
         given = recorder.gradients[0]
         factor = (
@@ -754,8 +761,8 @@ def fsdp(theirs, ours, lesson):
             if len(given) == len(gradient)
             else 0.0
         )
-        fits = ((f, hint) for f, hint in known if same(given, f * gradient, 1e-3))
-        multiple = factor > 0.01 and same(given, factor * gradient, 1e-3)
+        fits = ((f, hint) for f, hint in known if allclose(given, f * gradient, 1e-3))
+        multiple = factor > 0.01 and allclose(given, factor * gradient, 1e-3)
         rest = "fsdp_gradient"
         if multiple:
             rest = "fsdp_divided" if scale < 1 else "fsdp_clip"
@@ -764,13 +771,13 @@ def fsdp(theirs, ours, lesson):
         what = f"{what}, but {clipped:.3g} times is right with clipping"
         if hint == "fsdp_gradient":
             what = "the optimizer does not get the gradient of the whole batch"
-        ask(not hint, what, hint)
+        require(not hint, what, hint)
         one = events == ["forward", "backward"] * (len(events) // 2)
         what = "a forward begins before the backward of the micro-batch before it"
-        ask(one, what, "fsdp_backward")
+        require(one, what, "fsdp_backward")
     yield "the optimizer gets the clipped gradient of the whole batch, once"
     left = any(p.grad is not None and p.grad.any() for p in model.parameters())
-    ask(not left, "gradients are left after the step", "fsdp_zero")
+    require(not left, "gradients are left after the step", "fsdp_zero")
     judge_loss(lesson.rank, number(found), [part.split(micro) for part in rows.chunk(n)])
 
 
@@ -791,13 +798,13 @@ def moment(engine: Any) -> float:
 @LAB.step(
     8, "save, and come back",
     "weights, moments and step come back, on every rank and as a whole",
-    "save resume whole_weights universal", worlds=(2,), symmetric=False,
+    "save resume whole_weights universal", world_sizes=(2,), symmetric=False,
 )  # fmt: skip
-def checkpoint(theirs, ours, lesson):
-    config = ours.make_config(lesson.world, 24 // (2 * lesson.world), 24, 2)
-    rows, rank = ours.make_batches()[0], lesson.rank
-    engine = ours.make_engine(config)
-    ours.train_step(engine, rows)
+def checkpoint(submission, reference, lesson):
+    config = reference.make_config(lesson.world, 24 // (2 * lesson.world), 24, 2)
+    rows, rank = reference.make_batches()[0], lesson.rank
+    engine = reference.make_engine(config)
+    reference.train_step(engine, rows)
 
     # save: first with an engine that only takes notes
     notes: dict[str, Any] = {}
@@ -807,51 +814,53 @@ def checkpoint(theirs, ours, lesson):
         return True
 
     with mock.patch.object(engine, "save_checkpoint", note):
-        theirs.save(engine, "mine", 7)
-    ask(notes, f"rank {rank} does not call save_checkpoint", "save_everybody")
-    ask(notes["folder"] == "mine", f"rank {rank} saves to {notes['folder']}", "other")
+        submission.save(engine, "mine", 7)
+    require(notes, f"rank {rank} does not call save_checkpoint", "save_everybody")
+    require(notes["folder"] == "mine", f"rank {rank} saves to {notes['folder']}", "other")
     what = f"the client state of rank {rank} is {notes['state']}, without step 7"
     state = notes["state"] if isinstance(notes["state"], dict) else {}
-    ask(7 in state.values(), what, "save_step")
+    require(7 in state.values(), what, "save_step")
     yield "all ranks save, with the step"
     what = "the universal configuration"
-    block = answer_to(theirs.universal, 1, what).get("checkpoint")
+    block = answer_to(submission.universal, 1, what).get("checkpoint")
     loads = within(block, "load_universal") is True
-    ask(loads, f"{what} has {block} for checkpoint", "universal_key")
+    require(loads, f"{what} has {block} for checkpoint", "universal_key")
 
-    theirs.save(engine, "reference", 7)
+    submission.save(engine, "reference", 7)
     dist.barrier()
-    fresh = ours.make_engine(config)
+    fresh = reference.make_engine(config)
     try:
-        step = theirs.resume(fresh, "reference")
+        step = submission.resume(fresh, "reference")
     except FileNotFoundError as error:
         raise Wrong(f"resume raises FileNotFoundError: {error}", "not_found") from error
-    weights = same(list(fresh.module.parameters()), list(engine.module.parameters()), 0.0, 0.0)
-    ask(weights, f"rank {rank} does not have the weights that were saved", "resume_weights")
+    weights = allclose(
+        list(fresh.module.parameters()), list(engine.module.parameters()), 0.0, 0.0
+    )
+    require(weights, f"rank {rank} does not have the weights that were saved", "resume_weights")
     moments = moment(fresh) == moment(engine)
-    ask(moments, f"rank {rank} does not have the moments that were saved", "resume_states")
-    ask(step == 7, f"resume returns {step}, but step 7 was saved", "resume_step")
+    require(moments, f"rank {rank} does not have the moments that were saved", "resume_states")
+    require(step == 7, f"resume returns {step}, but step 7 was saved", "resume_step")
     nothing = "no error"
     os.makedirs("nothing", exist_ok=True)
     try:
-        theirs.resume(ours.make_engine(config), "nothing")
+        submission.resume(reference.make_engine(config), "nothing")
     except (TypeError, KeyError, AssertionError, ValueError, AttributeError, OSError) as error:
         nothing = type(error).__name__
     what = f"resume from an empty folder raises {nothing}"
-    ask(nothing == "FileNotFoundError", what, "silent_restart")
+    require(nothing == "FileNotFoundError", what, "silent_restart")
     yield "training resumes with weights, moments and step"
 
     # the whole weights, of stage 3 in bf16: the master copies alone have all the bits
     zero = config["zero_optimization"] | {"stage": 3}
-    engine = ours.make_engine(ours.in_bf16(config | {"zero_optimization": zero}))
-    ours.train_step(engine, rows)
-    ours.save(engine, "whole", 1)
+    engine = reference.make_engine(reference.in_bf16(config | {"zero_optimization": zero}))
+    reference.train_step(engine, rows)
+    reference.save(engine, "whole", 1)
     dist.barrier()
-    true, found = ours.whole_weights("whole"), theirs.whole_weights("whole")
+    true, found = reference.whole_weights("whole"), submission.whole_weights("whole")
     what = f"whole_weights returns a {type(found).__name__} on rank {rank}"
-    ask(isinstance(found, dict), what, "whole_weights")
+    require(isinstance(found, dict), what, "whole_weights")
     what = f"whole_weights returns {len(found)} tensors, or other names than the model has"
-    ask(set(found) == set(true), what, "whole_weights")
+    require(set(found) == set(true), what, "whole_weights")
     equal = all(torch.equal(found[name].float(), true[name]) for name in true)
     what = f"whole_weights returns values on rank {rank} that are not the saved ones"
-    ask(equal, what, "whole_weights")
+    require(equal, what, "whole_weights")

@@ -18,7 +18,7 @@ os.environ["TRITON_INTERPRET"] = "1"
 
 import torch
 
-from graders.tools import Lab, Wrong, ask, same
+from graders.dsl import Lab, Wrong, allclose, require
 
 HINTS = {
     "returns_none": "The function ends without a result. End it with a `return` statement.",
@@ -208,14 +208,14 @@ def place(fault: BaseException) -> str:
 def source(function: Callable[[], str]) -> str:
     """What a function returns, without comments. Raises `Wrong` unless it is a text."""
     found = function()
-    ask(found is not None, f"{function.__name__}() returns None", "returns_none")
+    require(found is not None, f"{function.__name__}() returns None", "returns_none")
     what = f"{function.__name__}() returns a {type(found).__name__} and not a text"
-    ask(isinstance(found, str), what, "signature")
+    require(isinstance(found, str), what, "signature")
     return re.sub(r"//[^\n]*|/\*.*?\*/", "", found, flags=re.S)
 
 
 def launch(
-    theirs: ModuleType, name: str, cases: Sequence[Case], faults: dict[str, str],
+    submission: ModuleType, name: str, cases: Sequence[Case], faults: dict[str, str],
     unwritten: str = "other", other: str | Callable[[Case], str] = "other", barriers: int = 0,
     early: str = "other",
 ) -> Generator[str, None, Any]:  # fmt: skip
@@ -226,7 +226,7 @@ def launch(
     mistake; `other` may be a function of the case. `barriers`: how many there must be; `early`:
     the hint if there are fewer and memory is read before it is written.
     """
-    lab, function = LAB.finished, getattr(theirs, name)
+    lab, function = LAB.finished, getattr(submission, name)
     code = source(function)
     filled(lab.source_of, function)
     tempfile.tempdir = os.getcwd()  # the runner's, which it empties
@@ -300,8 +300,8 @@ def addition(n: int, grid: int, block: int, hint: str, reached: int) -> Case:
 
 def ask_for_number(found: Any, what: str) -> None:
     """Raise `Wrong` unless a function of the learner's returned a whole number."""
-    ask(found is not None, what, "returns_none")
-    ask(isinstance(found, int), f"{what}, not a whole number", "whole_number")
+    require(found is not None, what, "returns_none")
+    require(isinstance(found, int), f"{what}, not a whole number", "whole_number")
 
 
 @LAB.alone(
@@ -309,22 +309,24 @@ def ask_for_number(found: Any, what: str) -> None:
     "every element is done once, and no block more than necessary is launched",
     "vector_add blocks_for",
 )  # fmt: skip
-def index(theirs, ours, lesson):
-    source(theirs.vector_add)
-    filled(ours.source_of, theirs.vector_add)
+def index(submission, reference, lesson):
+    source(submission.vector_add)
+    filled(reference.source_of, submission.vector_add)
     for n, threads in ((1, 128), (128, 128), (129, 128), (1000, 32)):
-        found = theirs.blocks_for(n, threads)
+        found = submission.blocks_for(n, threads)
         what = f"blocks_for({n}, {threads}) is {found!r}"
         ask_for_number(found, what)
-        ask(found * threads >= n, what, "blocks_down")
-        ask(found == ours.blocks_for(n, threads), what, "blocks_more")
+        require(found * threads >= n, what, "blocks_down")
+        require(found == reference.blocks_for(n, threads), what, "blocks_more")
     yield "the numbers of blocks"
     sizes = ((40, 2, 32), (1, 1, 128), (1000, 8, 128))
     cases = [addition(*size, "block_offset", reached=size[2]) for size in sizes]
     faults = {BEYOND: "guard", RACE: "block_offset"}
-    counts = yield from launch(theirs, "vector_add", cases, faults, unwritten="block_offset")
+    counts = yield from launch(
+        submission, "vector_add", cases, faults, unwritten="block_offset"
+    )
     what = f"8 blocks of 128 threads load 2 × 1000 floats in {counts.load_requests} requests"
-    ask(counts.load_requests <= 64, f"{what}, and 64 are enough", "one_element")
+    require(counts.load_requests <= 64, f"{what}, and 64 are enough", "one_element")
 
 
 # --- step 2 -------------------------------------------------------------------------------
@@ -352,25 +354,25 @@ def sectors_mistake(found: dict[int, Any]) -> str:
     "a grid of any size does all elements, and the numbers of sectors are right",
     "add_in_strides sectors",
 )  # fmt: skip
-def strides(theirs, ours, lesson):
-    source(theirs.add_in_strides)
-    filled(ours.source_of, theirs.add_in_strides)
-    found = {stride: theirs.sectors(stride) for stride in (1, 2, 3, 5, 8, 32, 100)}
+def strides(submission, reference, lesson):
+    source(submission.add_in_strides)
+    filled(reference.source_of, submission.add_in_strides)
+    found = {stride: submission.sectors(stride) for stride in (1, 2, 3, 5, 8, 32, 100)}
     for stride, number in found.items():
         ask_for_number(number, f"sectors({stride}) is {number!r}")
-        if number != (true := ours.sectors(stride)):
+        if number != (true := reference.sectors(stride)):
             what = f"sectors({stride}) is {number}, but {true} are touched"
             raise Wrong(what, sectors_mistake(found))
     yield "the sectors of every stride"
     sizes = ((1000, 3, 64), (1, 2, 32), (512, 2, 64))
     cases = [addition(*size, "no_loop", reached=size[1] * size[2]) for size in sizes]
     faults = {BEYOND: "guard", RACE: "step_of_loop"}
-    counts = yield from launch(theirs, "add_in_strides", cases, faults, unwritten="no_loop")
+    counts = yield from launch(submission, "add_in_strides", cases, faults, unwritten="no_loop")
     each = counts.load_sectors / counts.load_requests
     what = f"a load of a warp touches {each:g} sectors, and 4 are enough"
-    ask(each <= 4, what, "own_pieces")
+    require(each <= 4, what, "own_pieces")
     what = f"2 blocks of 64 threads load 2 × 512 floats in {counts.load_requests} requests"
-    ask(counts.load_requests <= 32, f"{what}, and 32 are enough", "idle_threads")
+    require(counts.load_requests <= 32, f"{what}, and 32 are enough", "idle_threads")
 
 
 # --- steps 3 and 4 ------------------------------------------------------------------------
@@ -394,7 +396,7 @@ def sums_cases(hint: str) -> list[Case]:
     3, "shared memory and barriers",
     "the sums of all blocks are right, in whatever order the threads run", "block_sum",
 )  # fmt: skip
-def tree(theirs, ours, lesson):
+def tree(submission, reference, lesson):
     faults = {
         r"writes device memory that block|writes \d+ bytes .* of device": "sum_place",
         r"writes device memory that .*" + RACE: "one_writes",
@@ -407,21 +409,21 @@ def tree(theirs, ours, lesson):
     }
     hints = {"unwritten": "sum_place", "other": "rounds", "early": "tree_barrier"}
     cases = sums_cases("rounds")
-    counts = yield from launch(theirs, "block_sum", cases, faults, barriers=2, **hints)
+    counts = yield from launch(submission, "block_sum", cases, faults, barriers=2, **hints)
     what = f"3 blocks of 256 need {counts.load_requests} requests of global memory"
-    ask(counts.load_requests <= 24, f"{what}, and 22 are enough", "serial_sum")
+    require(counts.load_requests <= 24, f"{what}, and 22 are enough", "serial_sum")
     what = f"3 blocks of 256 need {counts.shared_requests} requests of shared memory"
-    ask(counts.shared_requests <= 600, f"{what}, and 135 are enough", "serial_sum")
+    require(counts.shared_requests <= 600, f"{what}, and 135 are enough", "serial_sum")
 
 
 @LAB.alone(
     4, "warp shuffles", "the same sums, with one number for each warp in shared memory",
     "warp_sum",
 )  # fmt: skip
-def shuffles(theirs, ours, lesson):
-    body = re.search(r"\bsum_of_warp\([^)]*\)\s*\{(.*?)\n\}", source(theirs.warp_sum), re.S)
+def shuffles(submission, reference, lesson):
+    body = re.search(r"\bsum_of_warp\([^)]*\)\s*\{(.*?)\n\}", source(submission.warp_sum), re.S)
     if body and "#error" not in body[1]:
-        ask("return" in body[1], "sum_of_warp has no return statement", "returns_none")
+        require("return" in body[1], "sum_of_warp has no return statement", "returns_none")
     faults = {
         r"writes device memory that block|writes \d+ bytes .* of device": "sum_place",
         r"writes device memory that .*" + RACE: "one_writes",
@@ -434,11 +436,11 @@ def shuffles(theirs, ours, lesson):
     }
     hints = {"unwritten": "lanes_missing", "other": "shuffle_rounds", "early": "warps_barrier"}
     cases = sums_cases("one_warp")
-    counts = yield from launch(theirs, "warp_sum", cases, faults, barriers=1, **hints)
+    counts = yield from launch(submission, "warp_sum", cases, faults, barriers=1, **hints)
     # twice as many are still of another kind
     what = f"{counts.shared_requests} requests of shared memory in 3 blocks of 8 warps"
     what = f"{what}, and 3 * (8 + 1) are enough"
-    ask(counts.shared_requests <= 3 * 18, what, "still_shared")
+    require(counts.shared_requests <= 3 * 18, what, "still_shared")
 
 
 # --- step 5 -------------------------------------------------------------------------------
@@ -448,10 +450,10 @@ def shuffles(theirs, ours, lesson):
     5, "a transpose, and the banks",
     "every shape is transposed, with 4 sectors and 1 pass for each request", "transpose",
 )  # fmt: skip
-def transposed(theirs, ours, lesson):
+def transposed(submission, reference, lesson):
     cases = []
     for rows, columns in ((32, 32), (64, 64), (45, 70), (64, 96)):
-        x, y = ours.numbers(rows, columns), ours.nothing(columns, rows)
+        x, y = reference.numbers(rows, columns), reference.nothing(columns, rows)
         mistakes = {}
         if rows % 32 == columns % 32 == 0:
             tiles = x.view(rows // 32, 32, columns // 32, 32).transpose(1, 3)
@@ -463,7 +465,7 @@ def transposed(theirs, ours, lesson):
             mistakes["tile_not_turned"] = still
         if rows != columns:
             mistakes["edge"] = None
-        grid = (ours.blocks_for(columns, 32), ours.blocks_for(rows, 32))
+        grid = (reference.blocks_for(columns, 32), reference.blocks_for(rows, 32))
         launched = (f"{rows} × {columns}", grid, (32, 8), (x, y, rows, columns))
         cases.append(Case(*launched, y, x.T.contiguous(), mistakes))
     faults = {
@@ -477,14 +479,14 @@ def transposed(theirs, ours, lesson):
         BEYOND: "edge",
     }
     hints = {"unwritten": "edge", "early": "tile_barrier"}
-    counts = yield from launch(theirs, "transpose", cases, faults, barriers=1, **hints)
+    counts = yield from launch(submission, "transpose", cases, faults, barriers=1, **hints)
     load = counts.load_sectors / counts.load_requests
     store = counts.store_sectors / counts.store_requests
     what = f"a load of a warp touches {load:g} sectors and a store {store:g}, 4 are enough"
-    ask(max(load, store) <= 4, what, "uncoalesced")
+    require(max(load, store) <= 4, what, "uncoalesced")
     passes = counts.shared_passes / max(counts.shared_requests, 1)
     what = f"an access of a warp to the tile needs {passes:g} passes on average, 1 is enough"
-    ask(passes <= 1, what, "banks")
+    require(passes <= 1, what, "banks")
 
 
 # --- step 6 -------------------------------------------------------------------------------
@@ -495,10 +497,10 @@ def transposed(theirs, ours, lesson):
     "no count is lost, and each block adds each of its bins once to global memory",
     "histogram",
 )  # fmt: skip
-def atomics(theirs, ours, lesson):
+def atomics(submission, reference, lesson):
     cases = []
     for n, bins, grid, block in ((200, 16, 1, 64), (777, 9, 2, 64), (1500, 100, 3, 64)):
-        x = ours.numbers(n).int().remainder(bins)
+        x = reference.numbers(n).int().remainder(bins)
         before = torch.arange(bins, dtype=torch.int32)  # counts go on from there
         right = before + torch.bincount(x, minlength=bins).int()
         left = torch.where(torch.arange(bins) < block, right, before)
@@ -507,7 +509,7 @@ def atomics(theirs, ours, lesson):
         counts = before.clone()
         cases.append(Case(what, grid, block, (x, counts, n, bins), counts, right, mistakes))
     increment = r".* code: .*(\]\s*(\+\+|\+=)|\+\+\s*\w+\[|\]\s*=.*\]\s*\+)"
-    few = source(theirs.histogram).count("atomicAdd") < 2
+    few = source(submission.histogram).count("atomicAdd") < 2
     faults = {
         r"(shared|device) memory that .*" + RACE + increment: "not_atomic",
         r"device memory that .*" + RACE: "overwritten",
@@ -521,10 +523,10 @@ def atomics(theirs, ours, lesson):
         return "counts_less" if case.output.sum() < case.right.sum() else "counts_more"
 
     hints = {"early": "histogram_barrier", "other": other}
-    counts = yield from launch(theirs, "histogram", cases, faults, barriers=2, **hints)
+    counts = yield from launch(submission, "histogram", cases, faults, barriers=2, **hints)
     number = counts.global_atomics
     what = f"{number} atomics in global memory, and 3 blocks × 100 bins are enough"
-    ask(number <= 300, what, "global_atomics")
+    require(number <= 300, what, "global_atomics")
 
 
 # --- step 7 -------------------------------------------------------------------------------
@@ -540,10 +542,10 @@ class SpyKernel:
         def launch(*arguments: Any, **settings: Any) -> Any:
             size = grid(settings) if callable(grid) else grid
             what = f"softmax_kernel is launched with the grid {size!r}"
-            ask(isinstance(size, (tuple, list)), what, "grid_kind")
+            require(isinstance(size, (tuple, list)), what, "grid_kind")
             self.programs += math.prod(size)
             what = f"for {self.rows} rows {self.programs} programs are launched"
-            ask(self.programs <= self.rows, what, "programs")
+            require(self.programs <= self.rows, what, "programs")
             return self.kernel[tuple(size)](*arguments, **settings)
 
         return launch
@@ -557,13 +559,13 @@ class SpyKernel:
     "rows of any length and stride get the softmax of torch, and nothing else is written",
     "softmax_kernel softmax", crashes={"power of 2": "power_of_two"},
 )  # fmt: skip
-def softmax(theirs, ours, lesson):
-    filled(ours.no_blank, theirs.softmax_kernel)
-    kernel = ours.softmax_kernel = theirs.softmax_kernel
+def softmax(submission, reference, lesson):
+    filled(reference.no_blank, submission.softmax_kernel)
+    kernel = reference.softmax_kernel = submission.softmax_kernel
     for rows, columns in ((1, 32), (3, 33), (4, 200)):
-        judge_softmax(ours.softmax, rows, columns)  # their kernel alone
-        theirs.softmax_kernel = SpyKernel(kernel, rows)
-        judge_softmax(theirs.softmax, rows, columns, theirs.softmax_kernel)
+        judge_softmax(reference.softmax, rows, columns)  # their kernel alone
+        submission.softmax_kernel = SpyKernel(kernel, rows)
+        judge_softmax(submission.softmax, rows, columns, submission.softmax_kernel)
     yield "rows of 32, 33 and 200"
 
 
@@ -584,10 +586,10 @@ def judge_softmax(
     found, right = y.clone(), given[1 : rows + 1, :columns].softmax(1)
     y.fill_(7.0)
     outside = int((around_y != 7.0).sum())
-    ask(torch.equal(around_x, given), f"{rows} × {columns}: x has changed", "x_changed")
+    require(torch.equal(around_x, given), f"{rows} × {columns}: x has changed", "x_changed")
     if spy is not None:
         what = f"for {rows} rows {spy.programs} programs are launched"
-        ask(spy.programs == rows, what, "programs")
+        require(spy.programs == rows, what, "programs")
 
     power = 1 << (columns - 1).bit_length()
     wide = torch.nn.functional.pad(x, (0, power - columns))
@@ -597,7 +599,7 @@ def judge_softmax(
         "load_mask": around_x[1 : rows + 1, :power].softmax(1)[:, :columns],
         "not_divided": (x - x.amax(1, keepdim=True)).exp(),
     }
-    fits = (hint for hint in known if same(found, known[hint], 1e-4, 1e-30))
+    fits = (hint for hint in known if allclose(found, known[hint], 1e-4, 1e-30))
     hint = next(fits, "softmax_formula")
     left = found == -1.0  # never written
     if hint == "softmax_formula" and left[0].any() and not left[0, 0]:
@@ -606,12 +608,12 @@ def judge_softmax(
         hint = "rows_left"
     elif hint == "softmax_formula" and found.isnan().any():
         hint = "no_maximum"
-    elif hint == "softmax_formula" and rows > 1 and same(found[0], right[0], 1e-4, 1e-30):
+    elif hint == "softmax_formula" and rows > 1 and allclose(found[0], right[0], 1e-4, 1e-30):
         hint = "row_stride"
     what = f"{rows} × {columns}: this is not the softmax of the rows"
-    ask(hint == "right", what, hint)
+    require(hint == "right", what, hint)
     what = f"{rows} × {columns}: {outside} numbers outside of y were overwritten"
-    ask(not outside, what, "store_mask")
+    require(not outside, what, "store_mask")
 
 
 # --- step 8 -------------------------------------------------------------------------------
@@ -621,12 +623,12 @@ def judge_softmax(
     8, "a tiled matrix product",
     "products of any shape are right, and each loaded number is used 16 times", "matmul",
 )  # fmt: skip
-def product(theirs, ours, lesson):
+def product(submission, reference, lesson):
     cases = []
     for m, n, k in ((16, 16, 16), (16, 32, 32), (17, 20, 18), (32, 32, 32)):
-        a, b, c = ours.numbers(m, k), ours.numbers(k, n), ours.nothing(m, n)
+        a, b, c = reference.numbers(m, k), reference.numbers(k, n), reference.nothing(m, n)
         parts = [a[:, :end] @ b[:end] for end in (k // 16 * 16, 16)]
-        grid = (ours.blocks_for(n, 16), ours.blocks_for(m, 16))
+        grid = (reference.blocks_for(n, 16), reference.blocks_for(m, 16))
         launched = (f"{m} × {k} times {k} × {n}", grid, (16, 16), (a, b, c, m, n, k))
         known = {"last_tile": parts, "sum_kept": a[:, -16:] @ b[-16:]}
         known["row_lengths" if m < n else "tile_indices"] = None
@@ -641,8 +643,8 @@ def product(theirs, ours, lesson):
         BEYOND: "outside",
     }
     early = "product_barriers"
-    counts = yield from launch(theirs, "matmul", cases, faults, barriers=2, early=early)
+    counts = yield from launch(submission, "matmul", cases, faults, barriers=2, early=early)
     what = f"{counts.loads} loads for 32 × 32 times 32 × 32, and 2MNK/16 = 4096 are enough"
-    ask(counts.loads <= 4096, what, "not_tiled")
+    require(counts.loads <= 4096, what, "not_tiled")
     what = f"{counts.store_requests} requests store 32 × 32 numbers, and 32 are enough"
-    ask(counts.store_requests <= 32, what, "store_once")
+    require(counts.store_requests <= 32, what, "store_once")

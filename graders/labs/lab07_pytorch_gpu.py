@@ -21,7 +21,7 @@ import torch._dynamo  # optimizers import it; import it here once for all proces
 from torch import nn
 from torch.nn import functional as F
 
-from graders.tools import Lab, ask, named, near, same, show
+from graders.dsl import Lab, allclose, isclose, named, require, show
 
 HINTS = {
     "returned": "The function returns a value of a wrong kind. Compare each of its `return` "
@@ -255,7 +255,7 @@ HINTS = {
 
 
 # not early, because the finished lab registers the toy as the accelerator of its process
-LAB = Lab(HINTS, borrows=False, early=False)
+LAB = Lab(HINTS, isolate_steps=False, early=False)
 CPU = torch.device("cpu")
 CUDA_ONLY = {  # what a PyTorch without CUDA raises for functions of torch.cuda
     "dummy base class|requires CUDA support|not compiled with CUDA|without CUDA": "cuda_only",
@@ -284,7 +284,7 @@ def returns(call: str, value: object, fits: bool, wanted: str) -> None:
     found = "None" if value is None else f"a {type(value).__name__}"
     if isinstance(value, (tuple, list)):
         found += f" of {', '.join(type(each).__name__ for each in value[:4])}"
-    ask(fits, f"{call} returns {found}, and should return {wanted}", "returned")
+    require(fits, f"{call} returns {found}, and should return {wanted}", "returned")
 
 
 def of_kinds(value: object, *kinds: type) -> bool:
@@ -302,7 +302,7 @@ def of_kinds(value: object, *kinds: type) -> bool:
     "the model and its constants are on the device, and the optimizer updates the model",
     "pick_device Net build",
 )  # fmt: skip
-def device(theirs, ours, lesson):
+def device(submission, reference, lesson):
     toy, absent = torch.device("toy"), []
 
     def current(kind: torch.device | None) -> Callable:
@@ -313,66 +313,68 @@ def device(theirs, ours, lesson):
             mock.patch.object(torch.accelerator, "is_available", lambda: False),
             mock.patch.object(torch.accelerator, "current_accelerator", current(kind)),
         ):
-            absent.append(theirs.pick_device())
+            absent.append(submission.pick_device())
     names = " and ".join(str(each) for each in absent if str(each) != "cpu")
     what = f"without an accelerator, pick_device returns {names}"
-    ask(not names, what, "returned" if absent == [None, None] else "not_asked")
-    here = theirs.pick_device()
+    require(not names, what, "returned" if absent == [None, None] else "not_asked")
+    here = submission.pick_device()
     what = f"the accelerator is toy, but pick_device returns {here}"
-    ask(str(here).startswith("toy"), what, "named")
+    require(str(here).startswith("toy"), what, "named")
     for each in (here, *absent):
         returns("pick_device()", each, isinstance(each, torch.device), "a torch.device")
     yield "pick_device"
 
-    mean, std = ours.Signals().moments()
-    net = theirs.Net(mean, std).to(toy)
+    mean, std = reference.Signals().moments()
+    net = submission.Net(mean, std).to(toy)
     for name in ("mean", "std"):
         tensor, what = getattr(net, name, None), f"after net.to(device), net.{name} is"
         moved = isinstance(tensor, torch.Tensor) and tensor.device.type == "toy"
-        ask(moved, f"{what} not on the device", "attribute")
-        ask(name in net.state_dict(), f"{what} not in the state_dict", "not_saved")
-        ask(not isinstance(tensor, nn.Parameter), f"{what} a parameter", "trained")
+        require(moved, f"{what} not on the device", "attribute")
+        require(name in net.state_dict(), f"{what} not in the state_dict", "not_saved")
+        require(not isinstance(tensor, nn.Parameter), f"{what} a parameter", "trained")
     for points in (5, 7):
-        x = torch.zeros(2, points, ours.CHANNELS).to(toy)
+        x = torch.zeros(2, points, reference.CHANNELS).to(toy)
         torch.toy.start_counting()
-        numbers = theirs.Net.positions(net, x)
+        numbers = submission.Net.positions(net, x)
         copies = sum(torch.toy.waits.values())
         returns("positions(x)", numbers, isinstance(numbers, torch.Tensor), "a tensor")
         where = numbers.device.type
-        ask(where == "toy", f"positions(x) is on {where}, and x is on toy", "made_on_cpu")
+        require(where == "toy", f"positions(x) is on {where}, and x is on toy", "made_on_cpu")
         what = f"in positions(x) the host waits for the device: {waits()}"
-        ask(not copies, what, "made_and_moved")
+        require(not copies, what, "made_and_moved")
         values = numbers.tolist()
         what = f"for {points} points, positions(x) is {values} with the dtype {numbers.dtype}"
         right = values == list(range(points)) and not numbers.is_floating_point()
-        ask(right, what, "positions")
+        require(right, what, "positions")
     yield "Net"
 
-    built = theirs.build(toy)
+    built = submission.build(toy)
     right = of_kinds(built, nn.Module, torch.optim.Optimizer)
     returns("build(device)", built, right, "the model and the optimizer, in this order")
     model, optimizer = built
     updated = {id(p) for group in optimizer.param_groups for p in group["params"]}
     where = next(model.parameters()).device.type
-    ask(where == "toy", f"the parameters are on {where}", "not_moved")
+    require(where == "toy", f"the parameters are on {where}", "not_moved")
     good = updated == {id(p) for p in model.parameters()}
-    ask(good, "the optimizer does not update the parameters of the model", "moved_late")
+    require(good, "the optimizer does not update the parameters of the model", "moved_late")
     kind, rates = type(optimizer).__name__, [group["lr"] for group in optimizer.param_groups]
     right = isinstance(optimizer, torch.optim.AdamW)
-    right = right and all(near(rate, ours.RATE) for rate in rates)
+    right = right and all(isclose(rate, reference.RATE) for rate in rates)
     what = f"the optimizer is {kind} with the learning rate {', '.join(map(str, rates))}"
-    ask(right, what, "adamw")
+    require(right, what, "adamw")
     settings = other_settings(optimizer)
-    ask(
+    require(
         not settings,
         f"AdamW has settings that the CPU script does not have: {settings}",
         "adamw",
     )
-    (x, _), *_ = ours.batches(1)
+    (x, _), *_ = reference.batches(1)
     torch.manual_seed(0)
-    truth = ours.CpuNet(mean, std)(x)
+    truth = reference.CpuNet(mean, std)(x)
     off = (torch.tensor(model(x.to(toy)).tolist()) - truth).abs().max().item()
-    ask(off <= 1e-3, f"the logits differ from those on the CPU by up to {off:.3g}", "logits")
+    require(
+        off <= 1e-3, f"the logits differ from those on the CPU by up to {off:.3g}", "logits"
+    )
 
 
 # --- 2: a ring of pinned buffers ----------------------------------------------------------
@@ -385,10 +387,12 @@ SLOTS = 3
     "every batch arrives, and the host waits only before it fills a buffer again", "Sender",
     crashes={"index out of range": "one_buffer"} | CUDA_ONLY,
 )  # fmt: skip
-def sender(theirs, ours, lesson):
-    plain = [x for x, _ in ours.batches()]
+def sender(submission, reference, lesson):
+    plain = [x for x, _ in reference.batches()]
     sent, allowed = len(plain), len(plain) - SLOTS
-    there, sources = sent_by(theirs.Sender(plain[0], SLOTS, torch.device("toy")), plain, ours)
+    there, sources = sent_by(
+        submission.Sender(plain[0], SLOTS, torch.device("toy")), plain, reference
+    )
     counts, pins, waited = dict(torch.toy.waits), torch.toy.pins, waits()
     torch.accelerator.synchronize()
     wrong = [
@@ -396,14 +400,14 @@ def sender(theirs, ours, lesson):
         for i, (a, b) in enumerate(zip(there, plain, strict=True))
         if not torch.equal(a.cpu(), b)
     ]
-    ask(not pins, f"memory was pinned {pins} times in {sent} calls of send", "pins_each")
+    require(not pins, f"memory was pinned {pins} times in {sent} calls of send", "pins_each")
     what = f"in {sent} calls of send the host waited: {waited}"
     unpinned = sum(not pinned for pinned, *_ in sources)
     if unpinned:
         what += f"; the sources of {unpinned} copies were not pinned"
     hint = "pageable" if unpinned else "blocking"
-    ask("copy to the device" not in counts, what, hint)
-    ask("synchronize" not in counts, what, "waits_for_all")
+    require("copy to the device" not in counts, what, hint)
+    require("synchronize" not in counts, what, "waits_for_all")
     hint = "mark_early" if counts.get("event") else "overwritten"
     what = f"of {sent} batches, these arrived with wrong numbers: {', '.join(wrong)}"
     used = len({place for _, place, _ in sources})
@@ -417,29 +421,29 @@ def sender(theirs, ours, lesson):
     if early and hint != "one_buffer":
         hint = "copied_before_filled"
         what = "when the copies were launched, some buffers did not contain their batch"
-    ask(not wrong and not early, what, hint)
+    require(not wrong and not early, what, hint)
     yield f"{sent} batches arrive"
     events = counts.get("event", 0)
     what = f"for {sent} batches and {SLOTS} buffers the host waited {events} times, and "
     what += f"{allowed} times are enough"
-    ask(events <= allowed, what, "waits_for_newest")
+    require(events <= allowed, what, "waits_for_newest")
 
-    labels = [y for _, y in ours.batches()]
-    more = theirs.Sender(labels[0], SLOTS + 1, torch.device("toy"))
-    there, sources = sent_by(more, labels, ours)
+    labels = [y for _, y in reference.batches()]
+    more = submission.Sender(labels[0], SLOTS + 1, torch.device("toy"))
+    there, sources = sent_by(more, labels, reference)
     torch.accelerator.synchronize()
     dtype, wanted = there[0].dtype, labels[0].dtype
-    ask(dtype == wanted, f"batches of {wanted} arrive as {dtype}", "buffer_kind")
+    require(dtype == wanted, f"batches of {wanted} arrive as {dtype}", "buffer_kind")
     right = all(torch.equal(a.cpu(), b) for a, b in zip(there, labels, strict=True))
-    ask(right, f"with {SLOTS + 1} slots, batches arrive with wrong numbers", "one_buffer")
+    require(right, f"with {SLOTS + 1} slots, batches arrive with wrong numbers", "one_buffer")
 
 
-def sent_by(sender, plain: list, ours: ModuleType) -> tuple[list, list]:
+def sent_by(sender, plain: list, reference: ModuleType) -> tuple[list, list]:
     """Return the tensors that `send` returns, and for each copy facts about its source.
 
     The facts are: whether the source is pinned, its address, and its content at the launch.
     """
-    sources, copy, there = [], ours.copy, []
+    sources, copy, there = [], reference.copy, []
 
     def noting(func, args, kwargs):
         source = args[1] if func is torch.ops.aten.copy_.default else args[0]
@@ -448,7 +452,7 @@ def sent_by(sender, plain: list, ours: ModuleType) -> tuple[list, list]:
         return copy(func, args, kwargs)
 
     torch.toy.start_counting()
-    with mock.patch.object(ours, "copy", noting):
+    with mock.patch.object(reference, "copy", noting):
         for x in plain:
             there.append(sender.send(x))
             right = isinstance(there[-1], torch.Tensor) and there[-1].device.type == "toy"
@@ -466,35 +470,37 @@ def sent_by(sender, plain: list, ours: ModuleType) -> tuple[list, list]:
     crashes={"persistent_workers option needs": "zero_workers",
              "mutually exclusive with shuffle": "order"},
 )  # fmt: skip
-def loader(theirs, ours, lesson):
-    whole = ours.Readers()
+def loader(submission, reference, lesson):
+    whole = reference.Readers()
     data = torch.utils.data.Subset(whole, range(len(whole) - 5))  # the last batch is short
-    loader = theirs.make_loader(data, 2, torch.device("toy"))
+    loader = submission.make_loader(data, 2, torch.device("toy"))
     right = isinstance(loader, torch.utils.data.DataLoader)
     returns("make_loader", loader, right, "a DataLoader")
     epochs = [list(loader) for _ in range(2)]
     found = [[batch[:, 1].tolist() for batch in epoch] for epoch in epochs]
-    plain = torch.utils.data.DataLoader(data, ours.BATCH, sampler=ours.order(data))
+    plain = torch.utils.data.DataLoader(data, reference.BATCH, sampler=reference.order(data))
     truth = [[batch[:, 1].tolist() for batch in plain] for _ in range(2)]
     sizes, wanted = ([len(batch) for batch in epoch] for epoch in (found[0], truth[0]))
     what = f"the batches of {len(data)} samples have the sizes {show(sizes)}, not {wanted}"
-    ask(sizes == wanted, what, "batches")
+    require(sizes == wanted, what, "batches")
     for number, words in enumerate(("first", "second")):
         what = f"in the {words} epoch the samples do not come in the order of the CPU script"
-        ask(found[number] == truth[number], what, "order")
+        require(found[number] == truth[number], what, "order")
     yield "the samples and their order"
     first, second = ({int(pid) for batch in epoch for pid in batch[:, 0]} for epoch in epochs)
     itself = os.getpid() in first
-    ask(not itself, "with workers=2, the process that trains reads the samples", "reads_itself")
+    require(
+        not itself, "with workers=2, the process that trains reads the samples", "reads_itself"
+    )
     what = f"with workers=2, the processes that read are {len(first)}"
-    ask(len(first) == 2, what, "workers")
-    ask(first == second, "the second epoch is read by other workers", "workers_end")
+    require(len(first) == 2, what, "workers")
+    require(first == second, "the second epoch is read by other workers", "workers_end")
     pinned = all(batch.is_pinned() for batch in epochs[0])
-    ask(pinned, "batches for the toy are not in pinned memory", "loader_pageable")
-    loader = theirs.make_loader(data, 0, CPU)
-    ask(not loader.pin_memory, "batches for the CPU are in pinned memory", "pinned_for_cpu")
+    require(pinned, "batches for the toy are not in pinned memory", "loader_pageable")
+    loader = submission.make_loader(data, 0, CPU)
+    require(not loader.pin_memory, "batches for the CPU are in pinned memory", "pinned_for_cpu")
     what = f"with workers=0, the loader has {loader.num_workers} workers"
-    ask(loader.num_workers == 0, what, "workers")
+    require(loader.num_workers == 0, what, "workers")
 
 
 # --- 4: prefetch --------------------------------------------------------------------------
@@ -508,10 +514,10 @@ def loader(theirs, ours, lesson):
              "has no len|not subscriptable": "reads_all",
              "unknown parameter type": "on_host"},
 )  # fmt: skip
-def prefetch(theirs, ours, lesson):
+def prefetch(submission, reference, lesson):
     toy = torch.device("toy")
-    source = ours.pinned_batches(6)
-    weight = torch.ones(ours.CHANNELS).to(toy)
+    source = reference.pinned_batches(6)
+    weight = torch.ones(reference.CHANNELS).to(toy)
     compute = torch.accelerator.current_stream()
     torch.toy.start_counting()
     wait_event, waiting, read = type(compute).wait_event, [], []
@@ -527,19 +533,19 @@ def prefetch(theirs, ours, lesson):
 
     sums, copied, waited_first = [], [], False
     with mock.patch.object(type(compute), "wait_event", noting):
-        for batch in theirs.prefetch(reading(), toy):
+        for batch in submission.prefetch(reading(), toy):
             waited_first = any(waiting) if not sums else waited_first
             right = of_kinds(batch, torch.Tensor, torch.Tensor)
             returns("hand_over(…)", batch, right, "the two tensors")
             where = {tensor.device.type for tensor in batch}
             what = f"the tensors of a batch are on {' and '.join(sorted(where))}"
-            ask(where == {"toy"}, what, "on_host")
+            require(where == {"toy"}, what, "on_host")
             what = "while the loop works on a batch, the current stream is that of the copies"
-            ask(torch.toy.current is compute, what, "stream_left")
+            require(torch.toy.current is compute, what, "stream_left")
             copied.append(len(torch.toy.copies))
             sums.append((batch[0] @ weight).sum() + batch[1].sum())
             what = f"{len(read)} batches were read before the first one was yielded"
-            ask(len(read) < 6 or len(sums) > 1 or copied[0] > 4, what, "reads_all")
+            require(len(read) < 6 or len(sums) > 1 or copied[0] > 4, what, "reads_all")
     counts, waited, unrecorded = dict(torch.toy.waits), waits(), torch.toy.unrecorded()
     in_compute = sum(stream is compute for stream in torch.toy.copies)
     compute.run()  # this runs the copies only if compute waits for them
@@ -547,53 +553,55 @@ def prefetch(theirs, ours, lesson):
     truth = [(x.sum() + y.sum()).item() for x, y in source]
     started = len(torch.toy.copies) // 2
     what = f"prefetch started {started} copies of batches, and yielded nothing"
-    ask(sums, what, "batch_lost")
-    ask(len(sums) == 6, f"of 6 batches, prefetch yielded {len(sums)}", "batch_lost")
+    require(sums, what, "batch_lost")
+    require(len(sums) == 6, f"of 6 batches, prefetch yielded {len(sums)}", "batch_lost")
     hint = "prefetch_blocking" if "copy to the device" in counts else "host_waits"
-    ask(not counts, f"for 6 batches the host waited: {waited}", hint)
-    ask(not in_compute, f"{in_compute} of 12 copies are in the compute stream", "same_stream")
+    require(not counts, f"for 6 batches the host waited: {waited}", hint)
+    require(
+        not in_compute, f"{in_compute} of 12 copies are in the compute stream", "same_stream"
+    )
     for i, (found, true) in enumerate(zip(sums, truth, strict=True)):
         hint = "mark_elsewhere" if waited_first else "not_waited"
-        if any(near(found, each, 1e-5) for each in truth):
+        if any(isclose(found, each, 1e-5) for each in truth):
             hint = "other_batch"
         what = f"the sum of the numbers of batch {i} is {found:.1f}, and should be {true:.1f}"
-        ask(near(found, true, 1e-5), what, hint)
+        require(isclose(found, true, 1e-5), what, hint)
     yield "the numbers, without a wait of the host"
     first, second = copied[0] // 2, copied[1] // 2
     what = f"{first} batches were copied before the first one was yielded"
-    ask(copied[0] <= 4, what, "all_at_once")
+    require(copied[0] <= 4, what, "all_at_once")
     what = f"{second} batches were copied before the second one was yielded"
-    ask(copied[1] >= 6, what, "not_ahead")
+    require(copied[1] >= 6, what, "not_ahead")
     what = f"compute uses {unrecorded} tensors whose memory belongs to the stream of the copies"
-    ask(not unrecorded, what, "unrecorded")
-    found = list(theirs.prefetch(iter([]), toy))
-    ask(not found, f"without a batch, prefetch yields {found}", "empty_source")
+    require(not unrecorded, what, "unrecorded")
+    found = list(submission.prefetch(iter([]), toy))
+    require(not found, f"without a batch, prefetch yields {found}", "empty_source")
 
-    for _ in theirs.prefetch(iter(source), toy):
+    for _ in submission.prefetch(iter(source), toy):
         compute.run()  # run what must be done before the first batch is used
         what = "compute waits for the second batch before it uses the first"
-        ask(torch.toy.copies[-1].queue, what, "waits_for_both")
+        require(torch.toy.copies[-1].queue, what, "waits_for_both")
         break
 
 
 # --- 5: the loop --------------------------------------------------------------------------
 
 
-def uneven(ours: ModuleType) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def uneven(reference: ModuleType) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Return six batches. Every second one has few labels."""
-    batches = [(x, y.clone()) for x, y in ours.batches(6)]
+    batches = [(x, y.clone()) for x, y in reference.batches(6)]
     for _, y in batches[::2]:
         y[5:] = -1
     return batches
 
 
-def epochs(ours: ModuleType) -> dict[str, tuple[float, float]]:
+def epochs(reference: ModuleType) -> dict[str, tuple[float, float]]:
     """Return mean loss and accuracy: the right ones, and those of common mistakes."""
     found = {}
     for name in ("right", "accumulated", "not_trained", "unlabelled", "summed"):
-        model, optimizer = ours.build(CPU)
+        model, optimizer = reference.build(CPU)
         means, rights, counts = [], [], []
-        for x, y in uneven(ours):
+        for x, y in uneven(reference):
             if name != "accumulated":
                 optimizer.zero_grad()
             logits = model(x)
@@ -608,10 +616,10 @@ def epochs(ours: ModuleType) -> dict[str, tuple[float, float]]:
         total = sum(mean * count for mean, count in zip(means, counts, strict=True))
         found[name] = total / sum(counts), sum(rights) / sum(counts)
         if name == "right":
-            whole = 6 * ours.BATCH
+            whole = 6 * reference.BATCH
             found["mean_of_means"] = sum(means) / len(means), found[name][1]
             found["mean_of_means, by sizes"] = (
-                ours.BATCH * sum(means) / sum(counts),
+                reference.BATCH * sum(means) / sum(counts),
                 found[name][1],
             )
             found["mean_of_means, by counts"] = sum(means) / sum(counts), found[name][1]
@@ -650,7 +658,7 @@ TRACES: list[weakref.ref] = []
              "desired output type (Long|Int)": "sums_dtype",
              "has no len|not subscriptable": "reads_all"},
 )  # fmt: skip
-def loop(theirs, ours, lesson):
+def loop(submission, reference, lesson):
     live, wait, toy = 0, torch.toy.wait, torch.device("toy")
 
     def noting(*args):
@@ -658,9 +666,9 @@ def loop(theirs, ours, lesson):
         live = sum(trace() is not None for trace in TRACES)
         return wait(*args)
 
-    model, optimizer = ours.build(toy)
+    model, optimizer = reference.build(toy)
     model.register_forward_hook(lambda _model, _inputs, logits: LeaveTrace.apply(logits))
-    batches, within = [(x.to(toy), y.to(toy)) for x, y in uneven(ours)], []
+    batches, within = [(x.to(toy), y.to(toy)) for x, y in uneven(reference)], []
 
     def source():  # a loader may have no length
         yield from batches
@@ -668,29 +676,29 @@ def loop(theirs, ours, lesson):
 
     torch.toy.start_counting()
     with mock.patch.object(torch.toy, "wait", noting):
-        found = theirs.train_epoch(model, optimizer, source())
+        found = submission.train_epoch(model, optimizer, source())
     whole, waited = sum(torch.toy.waits.values()), waits()
     right = of_kinds(found, (int, float, torch.Tensor), (int, float, torch.Tensor))
     returns("train_epoch", found, right, "the mean loss and the accuracy")
     loss, accuracy = map(float, found)
-    known = epochs(ours)
+    known = epochs(reference)
     fits = [
         name
         for name, (mean, share) in known.items()
-        if near(loss, mean, 1e-3) and near(accuracy, share, 1e-3)
+        if isclose(loss, mean, 1e-3) and isclose(accuracy, share, 1e-3)
     ]
     truth = "the CPU script has {:.4f} and {:.4f}".format(*known["right"])
-    hint = "accuracy" if near(loss, known["right"][0], 1e-3) else "other"
+    hint = "accuracy" if isclose(loss, known["right"][0], 1e-3) else "other"
     hint = fits[-1].partition(",")[0] if fits else hint
     what = f"mean loss {loss:.4f} and accuracy {accuracy:.4f}, {truth}"
-    ask("right" in fits, what, hint)
+    require("right" in fits, what, hint)
     yield "mean loss and accuracy"
     asked, words, kinds = within[0]
     hint = "mask" if kinds & {"mask as an index", "nonzero"} else "asks_each_step"
-    ask(not asked, f"within 6 steps the host waited: {words}", hint)
+    require(not asked, f"within 6 steps the host waited: {words}", hint)
     what = f"after 6 steps the host waited: {waited}"
-    ask(whole - asked <= 4, what, "asks_each_step")
-    ask(live <= 2, f"after 6 steps, the graphs of {live} steps are in memory", "graph_kept")
+    require(whole - asked <= 4, what, "asks_each_step")
+    require(live <= 2, f"after 6 steps, the graphs of {live} steps are in memory", "graph_kept")
 
 
 # --- 6: mixed precision -------------------------------------------------------------------
@@ -702,22 +710,22 @@ def loop(theirs, ours, lesson):
     "new_sums mixed_step",
     crashes={"Target -1 is out of bounds": "unlabelled"},
 )  # fmt: skip
-def mixed(theirs, ours, lesson):
+def mixed(submission, reference, lesson):
     toy = torch.device("toy")
     torch.toy.start_counting()
-    sums = theirs.new_sums(toy)
+    sums = submission.new_sums(toy)
     written = torch.toy.launches
     right = isinstance(sums, torch.Tensor) and sums.shape == (3,)
     returns("new_sums(device)", sums, right, "a tensor of three numbers")
     wide = sums.is_floating_point() and sums.itemsize >= 4
-    ask(wide, f"the sums of an epoch have the dtype {sums.dtype}", "sums_dtype")
+    require(wide, f"the sums of an epoch have the dtype {sums.dtype}", "sums_dtype")
     where = sums.device.type
-    ask(where == "toy", f"new_sums is on {where}, and the device is toy", "sums_start")
-    ask(written, "nothing was written to the tensor that new_sums returns", "sums_start")
-    ask(not any(sums.tolist()), f"new_sums returns {sums.tolist()}", "sums_start")
+    require(where == "toy", f"new_sums is on {where}, and the device is toy", "sums_start")
+    require(written, "nothing was written to the tensor that new_sums returns", "sums_start")
+    require(not any(sums.tolist()), f"new_sums returns {sums.tolist()}", "sums_start")
     yield "new_sums"
-    model, optimizer = ours.build(toy)
-    source, kinds, inside = ours.batches_on(6, toy), set(), set()
+    model, optimizer = reference.build(toy)
+    source, kinds, inside = reference.batches_on(6, toy), set(), set()
     weights = set()
 
     def ran(layer: nn.Linear, _inputs: object, output: torch.Tensor) -> None:
@@ -743,59 +751,59 @@ def mixed(theirs, ours, lesson):
         given = torch.zeros(3).to(toy)
         torch.toy.start_counting()
         for x, y in source:
-            theirs.mixed_step(model, optimizer, x, y, given)
+            submission.mixed_step(model, optimizer, x, y, given)
     waited, mask = waits(), {"mask as an index", "nonzero"} & {*torch.toy.waits}
     parameters = {str(p.dtype) for p in model.parameters()} | weights
     what = f"the parameters are in {' and '.join(sorted(parameters))}"
-    ask(parameters == {"torch.float32"}, what, "converted")
+    require(parameters == {"torch.float32"}, what, "converted")
     what = f"the outputs of linear layers are in {', '.join(sorted(kinds))}"
-    ask(kinds == {"torch.bfloat16"}, what, "no_autocast")
+    require(kinds == {"torch.bfloat16"}, what, "no_autocast")
     outside = ("cross_entropy", False, torch.bfloat16) in inside
-    ask(not outside, "the loss is computed outside of autocast", "loss_outside")
+    require(not outside, "the loss is computed outside of autocast", "loss_outside")
     under = any(name == "backward" and enabled for name, enabled, _ in inside)
-    ask(not under, "backward runs under autocast", "backward_inside")
+    require(not under, "backward runs under autocast", "backward_inside")
     yield "what runs in which precision"
     hint = "mask" if mask else "asks_in_step"
-    ask(not waited, f"in 6 steps the host waited: {waited}", hint)
+    require(not waited, f"in 6 steps the host waited: {waited}", hint)
     what = "after 6 steps, the sums need gradients, so they keep the graphs of all steps"
-    ask(not given.requires_grad, what, "graph_kept")
-    sums, truth = given.tolist(), sums_of(ours, source)
-    ask(any(sums), "after 6 steps all sums are 0", "not_in_place")
+    require(not given.requires_grad, what, "graph_kept")
+    sums, truth = given.tolist(), sums_of(reference, source)
+    require(any(sums), "after 6 steps all sums are 0", "not_in_place")
     hint = "other"
     if sums[1:] == truth[1:]:
-        means = sums_of(ours, source, weight=1.0)[0]
-        hint = named(sums[0], {"mean_of_means": [means, means * ours.BATCH]}, 1e-3)
-    elif near(sums[0], truth[0], 5e-4) and sums[2] == truth[2]:
+        means = sums_of(reference, source, weight=1.0)[0]
+        hint = named(sums[0], {"mean_of_means": [means, means * reference.BATCH]}, 1e-3)
+    elif isclose(sums[0], truth[0], 5e-4) and sums[2] == truth[2]:
         hint = "right_answers"
     if sums[2] < truth[2] and sums[1] <= truth[1]:
         hint = "not_in_place"
     if sums[2] == sum(len(y) for _, y in source):
         hint = "all_counted"
-    if sums[2] != truth[2] and same(sorted(sums), sorted(truth), 5e-4):
+    if sums[2] != truth[2] and allclose(sorted(sums), sorted(truth), 5e-4):
         hint = "sums_order"
     what = f"the sums are {[round(v, 2) for v in sums]}, not {[round(v, 2) for v in truth]}"
-    if not same(sums, truth, 5e-4):
+    if not allclose(sums, truth, 5e-4):
         for method, name in (("step", "not_trained"), ("zero_grad", "accumulated")):
-            hint = name if same(sums, sums_of(ours, source, method), 5e-4) else hint
-        ask(False, what, hint)
+            hint = name if allclose(sums, sums_of(reference, source, method), 5e-4) else hint
+        require(False, what, hint)
 
 
 def sums_of(
-    ours: ModuleType, source: list, without: str = "", weight: float | None = None
+    reference: ModuleType, source: list, without: str = "", weight: float | None = None
 ) -> list[float]:
     """Return the sums of the finished lab.
 
     `without` names a method that its optimizer skips. `weight` replaces the number of labelled
     samples as the weight of each mean loss.
     """
-    model, optimizer = ours.build(torch.device("toy"))
+    model, optimizer = reference.build(torch.device("toy"))
     sums = torch.zeros(3).to(torch.device("toy"))
     if without:
         setattr(optimizer, without, lambda: None)
     total = 0.0
     for x, y in source:
         before = sums.tolist()
-        ours.mixed_step(model, optimizer, x, y, sums)
+        reference.mixed_step(model, optimizer, x, y, sums)
         loss, _, known = (b - a for a, b in zip(before, sums.tolist(), strict=True))
         total += loss if weight is None else weight * loss / known
     return [total, *sums.tolist()[1:]]
@@ -810,36 +818,36 @@ def sums_of(
     "fast_optimizer set_rate Replayed",
     crashes=CUDA_ONLY | {"'NoneType' object has no attribute 'replay'": "graph_lost"},
 )  # fmt: skip
-def replay(theirs, ours, lesson):
+def replay(submission, reference, lesson):
     toy = torch.device("toy")
-    optimizer = theirs.fast_optimizer(ours.build(toy)[0])
+    optimizer = submission.fast_optimizer(reference.build(toy)[0])
     right = isinstance(optimizer, torch.optim.Optimizer)
     returns("fast_optimizer(model)", optimizer, right, "an optimizer")
     kind = type(optimizer).__name__
-    ask(isinstance(optimizer, torch.optim.AdamW), f"the optimizer is {kind}", "adamw")
+    require(isinstance(optimizer, torch.optim.AdamW), f"the optimizer is {kind}", "adamw")
     settings = other_settings(optimizer)
-    ask(not settings, f"AdamW has settings that build does not use: {settings}", "adamw")
+    require(not settings, f"AdamW has settings that build does not use: {settings}", "adamw")
     for group in optimizer.param_groups:
         rate = group["lr"]
-        ask(group["fused"], "the optimizer is not fused", "not_fused")
-        ask(group["capturable"], "the optimizer may not be captured", "not_capturable")
+        require(group["fused"], "the optimizer is not fused", "not_fused")
+        require(group["capturable"], "the optimizer may not be captured", "not_capturable")
         tensor = isinstance(rate, torch.Tensor)
         where = f"a tensor on {rate.device.type}" if tensor else "a number"
         what = f"the learning rate is {where}"
-        ask(where == "a tensor on toy", what, "rate_is_a_number")
-        what = f"the learning rate is {float(rate):.3g}, and RATE is {ours.RATE}"
-        ask(near(rate, ours.RATE, 1e-3), what, "adamw")
-        theirs.set_rate(optimizer, 0.25)
+        require(where == "a tensor on toy", what, "rate_is_a_number")
+        what = f"the learning rate is {float(rate):.3g}, and RATE is {reference.RATE}"
+        require(isclose(rate, reference.RATE, 1e-3), what, "adamw")
+        submission.set_rate(optimizer, 0.25)
         what = "set_rate puts another object in place of the rate"
-        ask(group["lr"] is rate, what, "rate_replaced")
+        require(group["lr"] is rate, what, "rate_replaced")
         what = f"after set_rate(optimizer, 0.25) the rate is {float(rate):.4g}"
-        ask(near(rate, 0.25, 1e-3), what, "rate_value")
+        require(isclose(rate, 0.25, 1e-3), what, "rate_value")
     rates = [torch.full((), value, device=toy) for value in (0.1, 0.2)]
     groups = [{"params": [torch.ones(1, device=toy)], "lr": rate} for rate in rates]
-    theirs.set_rate(torch.optim.AdamW(groups, fused=True, capturable=True), 0.5)
+    submission.set_rate(torch.optim.AdamW(groups, fused=True, capturable=True), 0.5)
     found = ", ".join(f"{float(rate):.2g}" for rate in rates)
     what = f"the optimizer has two groups, and after set_rate(optimizer, 0.5) they have {found}"
-    ask(all(near(rate, 0.5, 1e-3) for rate in rates), what, "rate_groups")
+    require(all(isclose(rate, 0.5, 1e-3) for rate in rates), what, "rate_groups")
     yield "the optimizer and its rate"
 
     state: dict[str, torch.Tensor] = {}
@@ -856,7 +864,7 @@ def replay(theirs, ours, lesson):
 
     source = [torch.full((2, 2), float(i)) for i in range(1, 8)]
     there = [(x.to(toy), x.to(toy)) for x in source]
-    replayed = theirs.Replayed(step, warm=2)
+    replayed = submission.Replayed(step, warm=2)
     seen, replays, replay = [], [], torch.toy.replay
     with mock.patch.object(torch.toy, "replay", lambda g: [replays.append(1), replay(g)]):
         for x, y in there:
@@ -867,13 +875,13 @@ def replay(theirs, ours, lesson):
         for pair, x in zip(there, source, strict=True)
         for given in pair
     )
-    ask(unchanged, "a batch of the caller was overwritten", "borrowed")
+    require(unchanged, "a batch of the caller was overwritten", "borrowed")
     what = f"with warm=2, Python ran the step {calls} times in 7 calls, "
     what += f"and the graph was replayed {len(replays)} times"
-    ask(replays or calls < 7, what, "not_captured")
+    require(replays or calls < 7, what, "not_captured")
     few = len(replays) < 5
-    ask(calls <= 3, what, "warm_count" if few else "captures_each")
-    ask(calls == 3, what, "no_warm_up" if calls < 2 else "warm_count")
+    require(calls <= 3, what, "warm_count" if few else "captures_each")
+    require(calls == 3, what, "no_warm_up" if calls < 2 else "warm_count")
     moment = true = 0.0
     for i, found in enumerate(seen, 1):
         moment += 4 * i
@@ -881,13 +889,13 @@ def replay(theirs, ours, lesson):
         problem = f"after call {i} the step's total is {found:g}, not {true:g}"
         if len(replays) != 5:
             problem, hint = what, "not_replayed" if few else "warm_count"
-        ask(found == true, problem, "stale_input" if len(replays) == 5 else hint)
+        require(found == true, problem, "stale_input" if len(replays) == 5 else hint)
     yield "warm-up, capture and replays"
-    calls, replayed = 0, theirs.Replayed(step, warm=1)
+    calls, replayed = 0, submission.Replayed(step, warm=1)
     for x, y in there[:3]:
         replayed(x, y)
     what = f"with warm=1, Python ran the step of a second object {calls} times in 3 calls, "
-    ask(calls == 2, f"{what}and should run it 2 times", "warm_count")
+    require(calls == 2, f"{what}and should run it 2 times", "warm_count")
 
 
 # --- 8: measure ---------------------------------------------------------------------------
@@ -1012,16 +1020,16 @@ def times_by(measure: Callable) -> dict[str, float]:
     "measure record read_trace hot_spot",
     crashes=CUDA_ONLY | {"attribute 'endswith'": "no_trace"},
 )  # fmt: skip
-def measured(theirs, ours, lesson):
-    found, truth = times_by(theirs.measure), times_by(ours.measure)
+def measured(submission, reference, lesson):
+    found, truth = times_by(submission.measure), times_by(reference.measure)
     plain = found["plain"]
     returns("measure", plain, isinstance(plain, (int, float)), "a number of seconds")
-    launched = near(found["plain"], 20 * ours.LAUNCH, 0.05)
+    launched = isclose(found["plain"], 20 * reference.LAUNCH, 0.05)
     hint = "not_synchronized" if launched else "own_clock"
     hint = "other" if found["clock"] >= truth["clock"] and not launched else hint
-    if any(near(found["plain"], unit * truth["plain"], 1e-2) for unit in (1e3, 1e6)):
+    if any(isclose(found["plain"], unit * truth["plain"], 1e-2) for unit in (1e3, 1e6)):
         hint = "seconds"
-    if near(found["plain"], truth["mean"], 1e-3) or near(
+    if isclose(found["plain"], truth["mean"], 1e-3) or isclose(
         found["plain"], 3 * truth["plain"], 1e-2
     ):
         hint = "not_median"
@@ -1033,29 +1041,29 @@ def measured(theirs, ours, lesson):
     ):  # fmt: skip
         took = f"measure returns {1e6 * found[name]:.0f} µs, and should return "
         took += f"{1e6 * truth[name]:.0f} µs"
-        ask(near(found[name], truth[name], 0.02), f"{work}: {took}", mistake)
+        require(isclose(found[name], truth[name], 0.02), f"{work}: {took}", mistake)
         if name == "plain":
             yield "work is measured to its end"
         what = f"with warm=0 and repeats=5, measure called work() {found['calls']} times"
-        ask(name != "first" or found["calls"] == truth["calls"], what, "calls_of_work")
+        require(name != "first" or found["calls"] == truth["calls"], what, "calls_of_work")
 
     with tempfile.TemporaryDirectory() as folder:
-        yield from profiled(theirs, ours, Path(folder))
-    spot = theirs.hot_spot()
+        yield from profiled(submission, reference, Path(folder))
+    spot = submission.hot_spot()
     right = of_kinds(spot, str, (list, tuple), (int, float))
     right = right and all(isinstance(shape, (list, tuple)) for shape in spot[1])
     words = "a name, a list of shapes, and a number of calls"
     returns("hot_spot()", spot, right, words)
     name, shapes, calls = spot
-    true_name, true_shapes, true_calls = ours.hot_spot()
+    true_name, true_shapes, true_calls = reference.hot_spot()
     what = f"hot_spot() names {name} with the shapes {shapes}, called {calls} times a step"
     wrapper = name == "aten::matmul"
-    ask(name == true_name, what, "wrapper" if wrapper else "hot_name")
-    ask([list(shape) for shape in shapes] == true_shapes, what, "hot_shapes")
-    ask(calls == true_calls, what, "hot_calls")
+    require(name == true_name, what, "wrapper" if wrapper else "hot_name")
+    require([list(shape) for shape in shapes] == true_shapes, what, "hot_shapes")
+    require(calls == true_calls, what, "hot_calls")
 
 
-def profiled(theirs: ModuleType, ours: ModuleType, folder: Path):
+def profiled(submission: ModuleType, reference: ModuleType, folder: Path):
     """Compare a recorded trace with that of the finished lab, and read a trace made here."""
     x, path, done = torch.ones(4, 4), folder / "trace.json", []
 
@@ -1063,62 +1071,66 @@ def profiled(theirs: ModuleType, ours: ModuleType, folder: Path):
         done.append(torch.cumsum(x, 0) if not done else x)  # what only the first step does
         torch.stack([x @ x, x @ x]).relu()
 
-    theirs.record(step, path, warm=1, count=3)
+    submission.record(step, path, warm=1, count=3)
     what = f"with warm=1 and count=3, record called step() {len(done)} times"
-    ask(len(done) == 4, what, "step_count")
-    ask(path.is_file(), "record wrote no trace", "no_trace")
+    require(len(done) == 4, what, "step_count")
+    require(path.is_file(), "record wrote no trace", "no_trace")
     events = json.loads(path.read_text())["traceEvents"]
     steps = sum(name.startswith("ProfilerStep") for name in {e.get("name", "") for e in events})
-    ask(steps, "the trace has no steps", "no_schedule")
+    require(steps, "the trace has no steps", "no_schedule")
     names = [event.get("name") for event in events if event.get("cat") == "cpu_op"]
     what = f"with count=3, {steps} steps are in the trace"
-    ask(steps == 3, what, "warm_recorded")
+    require(steps == 3, what, "warm_recorded")
     what = "the trace has operators of a call before the last three"
-    ask("aten::cumsum" not in names, what, "warm_recorded")
+    require("aten::cumsum" not in names, what, "warm_recorded")
     dims = any("Input Dims" in event.get("args", {}) for event in events)
-    ask(dims, "no event has the shapes of its inputs", "no_shapes")
+    require(dims, "no event has the shapes of its inputs", "no_shapes")
     done.clear()
-    ours.record(step, folder / "ours.json", warm=1, count=3)
+    reference.record(step, folder / "ours.json", warm=1, count=3)
     calls, true = (
-        {f"{row.name} {row.shapes}": row.calls for row in ours.read_trace(each)}
+        {f"{row.name} {row.shapes}": row.calls for row in reference.read_trace(each)}
         for each in (path, folder / "ours.json")
     )
     for name in sorted(calls | true):
         found, wanted = calls.get(name, 0), true.get(name, 0)
         what = f"a step in the trace calls {name} {found:.3g} times, and step() calls it "
         what += f"{wanted:g} times"
-        ask(found == wanted, what, "warm_recorded" if found < wanted else "other")
+        require(found == wanted, what, "warm_recorded" if found < wanted else "other")
     yield "the trace has the steps that were asked for, with shapes"
 
     path.write_text(json.dumps({"traceEvents": made_trace()}))
-    rows = theirs.read_trace(path)
+    rows = submission.read_trace(path)
     right = isinstance(rows, list) and all(hasattr(row, "own") for row in rows)
     returns("read_trace(path)", rows, right, "a list of Row")
     kinds = {type(row.shapes).__name__ for row in rows}
-    ask(kinds == {"list"}, f"row.shapes is a {', a '.join(kinds)}, and not a list", "returned")
+    require(
+        kinds == {"list"}, f"row.shapes is a {', a '.join(kinds)}, and not a list", "returned"
+    )
     found = {(row.name, json.dumps(row.shapes)): (row.calls, row.own) for row in rows}
     true = table_of(made_trace())
     products = [row for row in rows if row.name == "aten::mm"]
-    ask(len(products) != 1, "products of two shapes are in one row", "by_name")
+    require(len(products) != 1, "products of two shapes are in one row", "by_name")
     hint = "ties" if any(own < 0 for _, own in found.values()) else "other"
     for mistake in ("total_time", "grandchildren", "threads", "adjacent", "one_closed"):
         by_stack = mistake == "one_closed"
         known = (table_by_stack if by_stack else table_of)(made_trace(), mistake)
-        if all(same(list(each), [*known[key]]) for key, each in found.items() if key in known):
+        if all(
+            allclose(list(each), [*known[key]]) for key, each in found.items() if key in known
+        ):
             hint = mistake
     if found.keys() == true.keys():
         ratios = [{round(found[key][i] / true[key][i], 4) for key in true} for i in (0, 1)]
         apart = ratios != [{1}, {1}] and all(len(each) == 1 for each in ratios)
-        for_call = all(near(found[key][1], true[key][1] / true[key][0]) for key in true)
+        for_call = all(isclose(found[key][1], true[key][1] / true[key][0]) for key in true)
         hint = "all_steps" if apart or for_call else hint
-        calls_fit = all(near(found[key][0], true[key][0]) for key in true)
-        if apart and calls_fit and any(near(*ratios[1], 10**n) for n in (-6, -3, 3)):
+        calls_fit = all(isclose(found[key][0], true[key][0]) for key in true)
+        if apart and calls_fit and any(isclose(*ratios[1], 10**n) for n in (-6, -3, 3)):
             hint = "microseconds"
     for key, (count, own) in true.items():
         what = f"{key[0]} of {key[1]} has {count:g} calls and {own:g} µs of own time a step, "
         what += "and read_trace returns {:g} and {:g}".format(*found.get(key, (0, 0)))
-        ask(found.get(key) == (count, own), what, hint)
-    ask(len(found) == len(true), f"rows that are no operators: {sorted(found)}", "other")
+        require(found.get(key) == (count, own), what, hint)
+    require(len(found) == len(true), f"rows that are no operators: {sorted(found)}", "other")
     in_order = [row.own for row in rows] == sorted((row.own for row in rows), reverse=True)
-    ask(in_order, "the rows are not in the order of their own times", "row_order")
+    require(in_order, "the rows are not in the order of their own times", "row_order")
     yield "a trace is read, by name and shapes"

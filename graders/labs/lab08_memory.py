@@ -18,7 +18,7 @@ import torch
 import torch._dynamo  # optimizers import it; import it here once for all processes
 from torch import nn
 
-from graders.tools import Lab, Wrong, ask, described, named, near, same, show, verdict
+from graders.dsl import Lab, Wrong, allclose, described, isclose, named, require, show, verdict
 
 HINTS = {
     "biases": "Count all parameters. A linear layer from i to o has i·o weights and o biases, "
@@ -332,10 +332,10 @@ def parts(module, lab, lesson):
         true = lab.predict(width, hidden, blocks, rows)
         where = f"width {width}, h = {hidden}, {blocks} blocks, {rows} rows"
         what = f"{where}: predicted {p:,} bytes of parameters, and not {true.parameters:,}"
-        ask(near(p, true.parameters), what, "biases")
+        require(isclose(p, true.parameters), what, "biases")
         what = f"{where}: predicted {g:,} bytes of gradients and {s:,} of states, and not"
         what += f" {true.gradients:,} and {true.states:,}"
-        ask(near(g, true.gradients) and near(s, true.states), what, "states")
+        require(isclose(g, true.gradients) and isclose(s, true.states), what, "states")
         each, last = blocks * rows * hidden, 4 * rows * (hidden + width)
         wrong_by = {
             "missing_part": -4 * each,
@@ -357,7 +357,7 @@ def parts(module, lab, lesson):
             hint: [true.activations + n for n in (by if isinstance(by, list) else [by])]
             for hint, by in wrong_by.items()
         }
-        ask(near(saved, true.activations), what, named(saved, mistakes))
+        require(isclose(saved, true.activations), what, named(saved, mistakes))
     yield "predict"
 
     inputs, targets = (each.double() for each in rows_of(40, width=16))
@@ -373,16 +373,16 @@ def parts(module, lab, lesson):
     what = f"measured {p:,}, {g:,}, {s:,} and {a:,} bytes, and not "
     what += ", ".join(f"{n:,}" for n in true)
     slack = 8 * 40 * 16  # a variable may refer to the outputs of the model
-    ask(sorted((p, g, s, a)) != sorted(true) or (p, g, s, a) == true, what, "parts_order")
-    ask(not near(2 * p, true.parameters), what, "formula")
-    ask(not near(g, true.gradients - true.activations, 0.05), what, "gradients_when")
+    require(sorted((p, g, s, a)) != sorted(true) or (p, g, s, a) == true, what, "parts_order")
+    require(not isclose(2 * p, true.parameters), what, "formula")
+    require(not isclose(g, true.gradients - true.activations, 0.05), what, "gradients_when")
     sums = 0 <= a - true.parameters - true.activations <= slack or g >= 2 * true.gradients
-    ask(not sums and s <= 1.5 * true.states, what, "differences")
-    ask(a > 0.2 * true.activations, what, "after_backward")
-    ask(near(s, true.states, 0.05), what, "moments_when")
-    ask(a <= true.activations + slack, what, "peak_of_forward")
-    good = near(p, true.parameters) and 0 <= g - true.gradients <= slack
-    ask(good and a >= true.activations, what, "other")
+    require(not sums and s <= 1.5 * true.states, what, "differences")
+    require(a > 0.2 * true.activations, what, "after_backward")
+    require(isclose(s, true.states, 0.05), what, "moments_when")
+    require(a <= true.activations + slack, what, "peak_of_forward")
+    good = isclose(p, true.parameters) and 0 <= g - true.gradients <= slack
+    require(good and a >= true.activations, what, "other")
 
 
 # --- step 2 -------------------------------------------------------------------------------
@@ -408,7 +408,7 @@ class Scale:
 def leak(module, lab, lesson):
     scale = Scale()
     found = module.growth(scale, scale.step, 4)
-    ask(found is not None, "growth returns None", "returned")
+    require(found is not None, "growth returns None", "returned")
     what = f"five calls leave 1000, 10, 30, 15 and 6 bytes, and growth(…, 4) returns {found};"
     mistakes = {
         "not_subtracted": [1161, 290.25, 232.2],
@@ -420,7 +420,7 @@ def leak(module, lab, lesson):
     other = "other" if scale.calls == 5 else "few_calls"
     hint = named(found, mistakes, other=other)
     hint = "rounded_down" if found == 15 and scale.calls == 5 else hint
-    ask(found == 15.25, f"{what} it should return 15.25", hint)
+    require(found == 15.25, f"{what} it should return 15.25", hint)
     yield "growth"
 
     def train(step: Callable) -> tuple[list[torch.Tensor], list, int]:
@@ -438,30 +438,33 @@ def leak(module, lab, lesson):
             return [p.detach().clone() for p in model.parameters()], log, used[2] - used[1]
 
     batches, modes = [rows_of(24, seed) for seed in range(3)], []
-    (ours, log, grown), (true, true_log, _) = train(module.logged_step), train(lab.logged_step)
+    (reference, log, grown), (true, true_log, _) = (
+        train(module.logged_step),
+        train(lab.logged_step),
+    )
     pairs = len(log) == 3 and all(isinstance(x, (tuple, list)) and len(x) == 2 for x in log)
     pairs = pairs and all(isinstance(x, (float, torch.Tensor)) for pair in log for x in pair)
     what = (
         f"after 3 calls the log has {len(log)} entries, and it should have 3 pairs of numbers"
     )
-    ask(pairs, what, "log_values")
+    require(pairs, what, "log_values")
     before, after = (
         any(getattr(pair[i], "requires_grad", False) for pair in log) for i in (0, 1)
     )
-    trained = same(ours, true)
+    trained = allclose(reference, true)
     if grown > 0:
         what = f"each call leaves {grown:,} bytes behind"
-        ask(not after, what, "graph_after")
-        ask(not before, what, "retained")
+        require(not after, what, "graph_after")
+        require(not before, what, "retained")
         raise Wrong(what, "other" if trained else "zero_grad")
-    ask(not (before or after), "what is logged has a graph", "graph_before")
+    require(not (before or after), "what is logged has a graph", "graph_before")
     first, true_first = [float(x) for x in log[0]], list(true_log[0])
-    still = same(ours, list(small(lab).parameters()))
-    ask(not still, "the model is the same after three calls", "no_update")
-    ask(all(modes), "in one of three calls the model is in eval mode", "log_mode")
+    still = allclose(reference, list(small(lab).parameters()))
+    require(not still, "the model is the same after three calls", "no_update")
+    require(all(modes), "in one of three calls the model is in eval mode", "log_mode")
     what = f"the first pair is {first}, not {true_first}"
-    ask(same(first, true_first), what, "log_values")
-    ask(trained, "after three calls the parameters have wrong values", "zero_grad")
+    require(allclose(first, true_first), what, "log_values")
+    require(trained, "after three calls the parameters have wrong values", "zero_grad")
 
 
 # --- step 3 -------------------------------------------------------------------------------
@@ -497,21 +500,21 @@ def evaluation(module, lab, lesson):
     recording = torch.is_grad_enabled()
     torch.set_grad_enabled(True)
     (true_loss, true), enough, _, _ = run(lab.evaluate, True)
-    ask(forwards, "the model did not run", "batches_once")
+    require(forwards, "the model did not run", "batches_once")
     modes, recorded, rows = zip(*forwards, strict=True)
     what = f"evaluate returns outputs of the type {type(outputs).__name__}"
-    ask(isinstance(outputs, torch.Tensor), what, "outputs")
+    require(isinstance(outputs, torch.Tensor), what, "outputs")
     what = f"the peak is {peak:,} bytes, and {enough:,} bytes are enough"
-    ask(not any(recorded), what, "evaluation_graph")
-    ask(not outputs.requires_grad, "the outputs require a gradient", "evaluation_graph")
+    require(not any(recorded), what, "evaluation_graph")
+    require(not outputs.requires_grad, "the outputs require a gradient", "evaluation_graph")
     what = f"{max(rows)} rows went through the model at a time, and a batch has 60 at most"
-    ask(max(rows) <= 60, what, "all_at_once")
+    require(max(rows) <= 60, what, "all_at_once")
     what = f"the peak is {peak:,} bytes, and {enough:,} bytes are enough"
-    ask(peak < 1.4 * enough, what, "evaluation_memory")
+    require(peak < 1.4 * enough, what, "evaluation_memory")
     yield "nothing is recorded"
-    ask(not any(modes), "the model was in training mode during the forward", "dropout")
-    ask(
-        same(outputs, true),
+    require(not any(modes), "the model was in training mode during the forward", "dropout")
+    require(
+        allclose(outputs, true),
         f"the outputs, of shape {list(outputs.shape)}, are not those of the batches in order",
         "outputs",
     )
@@ -522,20 +525,20 @@ def evaluation(module, lab, lesson):
         "mean_of_means": sum(means) / 4, "loss_sum": [187 * true_loss, 4 * true_loss],
         "last_batch": [means[-1], 7 * means[-1], 7 * means[-1] / 187],
     }, 1e-4)  # fmt: skip
-    ask(same(loss, true_loss), f"the loss is {loss:.4f}, not {true_loss:.4f}", hint)
+    require(allclose(loss, true_loss), f"the loss is {loss:.4f}, not {true_loss:.4f}", hint)
     exact = math.isclose(loss, true_loss, rel_tol=1e-5)
-    ask(exact, f"the loss is {loss:.7f}, not {true_loss:.7f}", "loss_rounded")
+    require(exact, f"the loss is {loss:.7f}, not {true_loss:.7f}", "loss_rounded")
     yield "outputs and loss"
-    ask(recording, "after evaluate, autograd does not record", "grad_left_off")
+    require(recording, "after evaluate, autograd does not record", "grad_left_off")
     frozen = sum(not p.requires_grad for p in model.parameters())
     what = f"after evaluate, {frozen} parameters do not require a gradient"
-    ask(not frozen, what, "frozen")
+    require(not frozen, what, "frozen")
     evaluating = sum(not part.training for part in model.modules())
     what = f"{evaluating} parts of a model in training mode were left in eval mode"
-    ask(not evaluating, what, "mode")
+    require(not evaluating, what, "mode")
     *_, model = run(module.evaluate, False)
     training = any(part.training for part in model.modules())
-    ask(not training, "a model in eval mode was left in training mode", "mode")
+    require(not training, "a model in eval mode was left in training mode", "mode")
 
 
 # --- step 4 -------------------------------------------------------------------------------
@@ -591,12 +594,14 @@ def peak(module, lab, lesson):
                 raise Wrong(what, "bias_correction") from error
         peak = memory.peak / g.nbytes - 1  # g's copy was made inside
         kept = [n for n, a, b in zip("pmv", (p, m, v), old, strict=True) if torch.equal(a, b)]
-        ask(not kept, f"t = {t}: {' and '.join(kept)} did not change", "in_place")
+        require(not kept, f"t = {t}: {' and '.join(kept)} did not change", "in_place")
         before = old[0], g, *old[1:], t
         true, *moments = adam_once(*before)
-        corrected = same(m, moments[0] / (1 - 0.9**t)) or same(v, moments[1] / (1 - 0.999**t))
+        corrected = allclose(m, moments[0] / (1 - 0.9**t)) or allclose(
+            v, moments[1] / (1 - 0.999**t)
+        )
         hint = "moments_corrected" if corrected else "moments"
-        ask(same([m, v], moments), f"t = {t}: m or v is not right", hint)
+        require(allclose([m, v], moments), f"t = {t}: m or v is not right", hint)
         found = verdict(
             p,
             right=true,
@@ -616,20 +621,20 @@ def peak(module, lab, lesson):
             rate=adam_once(*before, rate=1.0)[0],
             wrong_sign=2 * old[0] - true,
         ).rstrip("_")
-        ask(found == "right", f"t = {t}: p is not right", found)
+        require(found == "right", f"t = {t}: p is not right", found)
         what = f"the temporary tensors have {peak:.0f} times the size of the parameter, and "
         what += "one of this size is enough"
-        ask(peak <= 1.1, what, "temporaries")
-        ask(torch.equal(gradient, g), f"t = {t}: g has changed", "gradient_changed")
+        require(peak <= 1.1, what, "temporaries")
+        require(torch.equal(gradient, g), f"t = {t}: g has changed", "gradient_changed")
     yield "update is Adam's step, in place"
 
     # the update of the lab, with its usual learning rate
     module.update, module.ETA, module.EPSILON = lab.update, lab.ETA, lab.EPSILON
     model, plain = small(lab, dropout=0.0), small(lab, dropout=0.0)
     try:
-        ours = module.AdamInBackward(model)
+        reference = module.AdamInBackward(model)
     except (AttributeError, TypeError) as error:
-        ask("None" not in str(error), "the constructor uses a gradient", "hook_called")
+        require("None" not in str(error), "the constructor uses a gradient", "hook_called")
         raise
     adam = lab.make_adam(plain)
     start = [p.detach().clone() for p in model.parameters()]
@@ -641,7 +646,7 @@ def peak(module, lab, lesson):
             loss.backward()
         except (AttributeError, TypeError) as error:
             hooked = any(p._post_accumulate_grad_hooks for p in model.parameters())
-            ask(
+            require(
                 not hooked or "None" not in f"{error}",
                 described(error, module)[0],
                 "gradient_none",
@@ -650,22 +655,24 @@ def peak(module, lab, lesson):
         if seed == 0:
             kept = list(map(torch.equal, model.parameters(), start))
             what = f"{kept.count(False)} of {len(kept)} parameters changed in backward"
-            ask(not any(kept), what, "no_hook")
+            require(not any(kept), what, "no_hook")
         left = sum(p.grad is not None for p in model.parameters())
-        ask(not left, f"{left} gradients are there after backward", "grad_kept")
+        require(not left, f"{left} gradients are there after backward", "grad_kept")
         adam.step()
         adam.zero_grad()
-    counts = {int(state["t"]) for state in ours.states.values()}
-    ask(counts == {3}, f"after 3 steps t is {sorted(counts)}", "count_t")
-    good = same(list(model.parameters()), list(plain.parameters()), 0, 1e-4)
-    ask(good, "after three steps the parameters are not those of torch.optim.Adam", "count_t")
+    counts = {int(state["t"]) for state in reference.states.values()}
+    require(counts == {3}, f"after 3 steps t is {sorted(counts)}", "count_t")
+    good = allclose(list(model.parameters()), list(plain.parameters()), 0, 1e-4)
+    require(
+        good, "after three steps the parameters are not those of torch.optim.Adam", "count_t"
+    )
     with lab.Memory("cpu") as memory:
         used = []
         for seed in range(2):
             lab.mean_square(*map(model, [rows_of(6, seed)[0]]), y).backward()
             used.append(memory.used)
     what = f"each step leaves {used[1] - used[0]:,} bytes behind"
-    ask(used[1] <= used[0], what, "grad_kept")
+    require(used[1] <= used[0], what, "grad_kept")
 
 
 # --- step 5 -------------------------------------------------------------------------------
@@ -692,10 +699,10 @@ def accumulation(module, lab, lesson):
             what = f"rows_that_fit({limit}, {fixed}, {each}) raises OutOfMemory, but {true}"
             raise Wrong(f"{what} row{'s' * (true > 1)} would fit", "rows_exact") from error
         what = f"rows_that_fit({limit}, {fixed}, {each}) is {found!r}, not {true}"
-        ask(found is not None, what, "returned")
+        require(found is not None, what, "returned")
         far = isinstance(found, (int, float)) and abs(found - true) > 1
         hint = "rows_fixed" if far or found == limit // each else "rows_round"
-        ask(isinstance(found, int) and found == true, what, hint)
+        require(isinstance(found, int) and found == true, what, hint)
     for limit in (150, 50):
         try:
             found = module.rows_that_fit(limit, 100, 70)
@@ -739,13 +746,13 @@ def check_pieces(module: ModuleType, lab: ModuleType, kept: list[int], rows: int
     reference = small(lab, 0.0)
     with lab.Memory("cpu") as needed:
         lab.accumulate(reference, x, y, keep, rows)
-    ask(loss is not None, "accumulate returns nothing", "loss_returned")
-    ours = [p.grad for p in model.parameters()]
+    require(loss is not None, "accumulate returns nothing", "loss_returned")
+    reference = [p.grad for p in model.parameters()]
     most = max((n for n, _ in seen), default=0)
     what = f"{most} rows were processed together, and {rows} are allowed"
-    ask(most <= rows, what, "rows_at_once")
+    require(most <= rows, what, "rows_at_once")
     found = verdict(
-        ours,
+        reference,
         right=gradients(whole, by=n),
         share=gradients(whole, by=1),
         share_=gradients(whole, by=rows),
@@ -763,23 +770,23 @@ def check_pieces(module: ModuleType, lab: ModuleType, kept: list[int], rows: int
         rows_lost=gradients(*pieces[:-1], by=n),
         added_twice=gradients(*pieces, *pieces[:2], pieces[0], by=n),
     ).rstrip("_")
-    if all(gradient is None for gradient in ours):
+    if all(gradient is None for gradient in reference):
         found = "no_backward"
     if found == "rows_lost" and len(x) % rows == 0:  # then no micro-batch is smaller
         found = "stopped_early"
-    if math.isnan(loss) or (ours[0] is not None and ours[0].isnan().any()):
+    if math.isnan(loss) or (reference[0] is not None and reference[0].isnan().any()):
         found = "padding_alone"
-    ask(found == "right", "loss or gradients are not those of the whole batch", found)
+    require(found == "right", "loss or gradients are not those of the whole batch", found)
     late = any(not graded for _, graded in seen[1:])
-    ask(not late, "the second forward came before the first backward", "backward_late")
+    require(not late, "the second forward came before the first backward", "backward_late")
     each = lab.predict(4, 8, 3, 4).activations
     what = f"the peak is {memory.peak:,} bytes, and {needed.peak:,} are enough for {rows} rows"
-    ask(memory.peak < needed.peak + each / 2, what, "backward_late")
+    require(memory.peak < needed.peak + each / 2, what, "backward_late")
     graph = getattr(loss, "requires_grad", False)
-    ask(not graph, "the loss that accumulate returns has a graph", "loss_returned")
+    require(not graph, "the loss that accumulate returns has a graph", "loss_returned")
     true = part(small(lab, 0.0), whole, n).item()
     what = f"the loss returned is {float(loss):.4f}, not {true:.4f}"
-    ask(same(float(loss), true), what, "loss_returned")
+    require(allclose(float(loss), true), what, "loss_returned")
 
 
 # --- step 6 -------------------------------------------------------------------------------
@@ -811,7 +818,7 @@ def held_by(lab: ModuleType, run: Callable) -> int:
         for block in model.blocks:
             y = run(block, y)
             name = getattr(run, "__name__", "Checkpoint.forward")
-            ask(y is not None, f"{name} returns None", "returned")
+            require(y is not None, f"{name} returns None", "returned")
         return memory.used - before
 
 
@@ -830,32 +837,32 @@ def checkpoint(module, lab, lesson):
     held, plainly, enough = held_by(lab, run), held_by(lab, lab.plain), 3 * 50 * 8 * 4
     what = f"{held:,} bytes are saved for backward; {enough:,} are enough, and without a "
     what += f"checkpoint it is {plainly:,}"
-    ask(held < (enough + plainly) / 2, what, "recorded")
-    ask(held < 2 * enough, what, "kept_twice")
+    require(held < (enough + plainly) / 2, what, "recorded")
+    require(held < 2 * enough, what, "kept_twice")
     new = ", ".join(sorted(set(vars(module.Checkpoint)) - names))
-    ask(not new, f"forward sets attributes of the class Checkpoint: {new}", "class_state")
+    require(not new, f"forward sets attributes of the class Checkpoint: {new}", "class_state")
 
     leaf = torch.randn(6, 8, requires_grad=True)
     block, x = lab.Block(8, 0.0), 2 * leaf
     (gradient,) = torch.autograd.grad(run(block, x).sum(), x, allow_unused=True)
     what = "backward of the block reached what was computed before it"
-    ask(leaf.grad is None, what, "cut_off")
-    ask(gradient is not None, "no gradient for the input comes back", "input_gradient")
+    require(leaf.grad is None, what, "cut_off")
+    require(gradient is not None, "no gradient for the input comes back", "input_gradient")
     for dropout in (0.0, 0.5):
         y, gradients, kept = run_chain(lab, run, dropout)
         true_y, true, _ = run_chain(lab, lab.plain, dropout)
         hint = "forward_seeded" if dropout else "other"
-        ask(same(y, true_y), "the output is not that of the block", hint)
+        require(allclose(y, true_y), "the output is not that of the block", hint)
         if dropout:
             what = "with dropout, the gradients are not those without a checkpoint"
-            ask(same(gradients, true), what, "mask_again")
-            ask(kept, "backward changed the state of the generator", "put_back")
-        elif not same(gradients, true):
+            require(allclose(gradients, true), what, "mask_again")
+            require(kept, "backward changed the state of the generator", "put_back")
+        elif not allclose(gradients, true):
             (first,) = torch.autograd.grad(run(block, x).sum(), x)
             (twice,) = torch.autograd.grad(2 * run(block, x).sum(), x)
-            hint = "parameters_missed" if same(gradients[0], true[0]) else "other"
-            hint = "ones" if same(first, twice) else hint
-            hint = "input_gradient" if same(first, torch.ones_like(first)) else hint
+            hint = "parameters_missed" if allclose(gradients[0], true[0]) else "other"
+            hint = "ones" if allclose(first, twice) else hint
+            hint = "input_gradient" if allclose(first, torch.ones_like(first)) else hint
             raise Wrong("the gradients are not those without a checkpoint", hint)
         yield "with dropout, too" if dropout else "without dropout, gradients as plain"
 
@@ -866,19 +873,21 @@ def checkpoint(module, lab, lesson):
         y.sum().backward()
         before = memory.used
         del x
-    ask(memory.used <= before - size, "after backward the input is kept", "save_for_backward")
+    require(
+        memory.used <= before - size, "after backward the input is kept", "save_for_backward"
+    )
     yield "the input is freed"
 
     run = module.checkpoint_by_torch
     held = held_by(lab, run)
     what = f"checkpoint_by_torch saves {held:,} bytes, and {enough:,} are enough"
-    ask(held < (enough + plainly) / 2, what, "torch_plain")
+    require(held < (enough + plainly) / 2, what, "torch_plain")
     _, gradients, _ = run_chain(lab, run, 0.5)
     what = "checkpoint_by_torch: the gradients are not those without a checkpoint"
-    ask(same(gradients, true), what, "torch_mask")
+    require(allclose(gradients, true), what, "torch_mask")
     y = run(lab.Block(8, 0.0), torch.randn(6, 8))
     what = "checkpoint_by_torch: for an input without gradient, nothing is recorded"
-    ask(y.requires_grad, what, "reentrant")
+    require(y.requires_grad, what, "reentrant")
 
 
 # --- step 7 -------------------------------------------------------------------------------
@@ -917,11 +926,11 @@ def choice(module, lab, lesson):
             ],
         }  # fmt: skip
         what = f"with {set(chosen) or 'no unit'} checkpointed, the peak is {found}, not {true}"
-        ask(found is not None, "predicted_peak returns None", "returned")
-        ask(found == true, what, named(found, mistakes))
+        require(found is not None, "predicted_peak returns None", "returned")
+        require(found == true, what, named(found, mistakes))
     found, true = module.predicted_peak(early, iter((1, 2))), lab.predicted_peak(early, (1, 2))
     what = f"with an iterator over 1 and 2 as `chosen`, the peak is {found}, not {true}"
-    ask(found == true, what, "chosen_once")
+    require(found == true, what, "chosen_once")
     yield "predicted_peak"
     module.predicted_peak = lab.predicted_peak
     units = all_units
@@ -932,26 +941,28 @@ def choice(module, lab, lesson):
         try:
             found = module.choose(some, budget)
         except lab.OutOfMemory as error:
-            ask(true is not None, f"{what}choose raises OutOfMemory", "nothing_fits")
+            require(true is not None, f"{what}choose raises OutOfMemory", "nothing_fits")
             raise Wrong(f"{what}choose raises OutOfMemory, but {true} fits", "other") from error
         what += repr(found)
         if true is None:
-            ask(found is None, what, "nothing_fits")
+            require(found is None, what, "nothing_fits")
             continue
         name = true or "the empty set"
-        ask(found is not None, f"{what}, though {name} fits", "other" if true else "empty_set")
+        require(
+            found is not None, f"{what}, though {name} fits", "other" if true else "empty_set"
+        )
         numbers = list(found) if isinstance(found, Iterable) else [found]
         good = all(type(each) is int and 0 <= each < len(some) for each in numbers)
-        ask(good and len(set(numbers)) == len(numbers), what, "choose_kind")
+        require(good and len(set(numbers)) == len(numbers), what, "choose_kind")
         lower = [each - 1 for each in numbers]
-        ask(not (lower and min(lower) >= 0 and set(lower) == true), what, "choose_kind")
-        ask(lab.predicted_peak(some, found) <= budget, what, "does_not_fit")
+        require(not (lower and min(lower) >= 0 and set(lower) == true), what, "choose_kind")
+        require(lab.predicted_peak(some, found) <= budget, what, "does_not_fit")
         cost, least = (sum(some[i].flops for i in which) for which in (found, true))
         hint = "exact_fit" if lab.predicted_peak(some, true) == budget else "too_dear"
         what = f"{what} costs {cost} FLOPs, and {name} costs {least}"
         if not true and cost == min(unit.flops for unit in some):
             hint = "empty_set"  # the best of all other sets
-        ask(cost == least, what, hint)
+        require(cost == least, what, hint)
 
 
 # --- step 8 -------------------------------------------------------------------------------
@@ -1045,7 +1056,7 @@ def allocator(module, lab, lesson):
         true, found = lab.account(segments), module.account(segments)
         requested, allocated, reserved, largest = found
         ordered = sorted(found) != sorted(true) or tuple(found) == true
-        ask(ordered, f"account returns {tuple(found)}, not {tuple(true)}", "account_order")
+        require(ordered, f"account returns {tuple(found)}, not {tuple(true)}", "account_order")
         what = "; ".join(
             f"{b['size']:,} bytes, {b['requested_size']:,} requested, {b['state']}"
             for b in blocks
@@ -1056,12 +1067,14 @@ def allocator(module, lab, lesson):
             "rounded": total("size", *active),
         })  # fmt: skip
         what = f"{{}}: account says {{:,}} bytes, not {{:,}}, of these blocks: {what}".format
-        ask(requested == true.requested, what("requested", requested, true.requested), hint)
+        require(requested == true.requested, what("requested", requested, true.requested), hint)
         hint = named(allocated, {
             "pending": total("size", *active), "rounded": total("requested_size", active[0])
         })  # fmt: skip
-        ask(allocated == true.allocated, what("allocated", allocated, true.allocated), hint)
-        ask(reserved == true.reserved, what("reserved", reserved, true.reserved), "reserved")
+        require(allocated == true.allocated, what("allocated", allocated, true.allocated), hint)
+        require(
+            reserved == true.reserved, what("reserved", reserved, true.reserved), "reserved"
+        )
         free = [block["size"] for block in blocks if block["state"] != active[0]]
         in_segments = [
             sum(b["size"] for b in segment["blocks"] if b["state"] == "inactive")
@@ -1074,30 +1087,30 @@ def allocator(module, lab, lesson):
                 (b["requested_size"] for b in blocks if b["state"] == "inactive"), default=0
             ),
         })  # fmt: skip
-        ask(largest == true.largest, what("free in one piece", largest, true.largest), hint)
+        require(largest == true.largest, what("free in one piece", largest, true.largest), hint)
     yield "account"
 
     found = module.at_peak(HISTORY)
-    ask(found is not None, "at_peak returns None", "returned")
+    require(found is not None, "at_peak returns None", "returned")
     kinds = tuple, list
     good = isinstance(found, kinds) and len(found) == 3 and isinstance(found[1], kinds)
     good = good and all(isinstance(each, kinds) and len(each) == 2 for each in found[1])
-    ask(good, f"at_peak returns {show(found)}", "peak_kind")
+    require(good, f"at_peak returns {show(found)}", "peak_kind")
     size, owners, last = found
     true = lab.at_peak(HISTORY)
     ever = sum(entry["size"] for entry in HISTORY if entry["action"] == "alloc")
     what = f"at the peak {size} bytes are in use, not {true.size}"
     hint = named(size, {"free_requested": 900, "held_ever": ever, "unknown_free": 0})
-    ask(size == true.size, what, hint)
+    require(size == true.size, what, hint)
     owners, sizes = [tuple(each) for each in owners], dict(owners)
     what = f"at the peak, the makers and their bytes are {owners}, not {true.owners}"
     bytes_owned = sum(size for _, size in owners)
     late = bytes_owned > len(HISTORY) and set(sizes) != set(dict(true.owners))  # not counted
     late = late and set(sizes) <= {lab.maker(entry) for entry in HISTORY}
-    ask(not any("warm" in str(who) for who in sizes), what, "held_freed")
-    ask(sizes == dict(true.owners), what, "held_late" if late else "held_order")
-    ask(owners == true.owners, what, "held_order")
-    ask(last == true.last, f"{last} reached the peak, not {true.last}", "last_maker")
+    require(not any("warm" in str(who) for who in sizes), what, "held_freed")
+    require(sizes == dict(true.owners), what, "held_late" if late else "held_order")
+    require(owners == true.owners, what, "held_order")
+    require(last == true.last, f"{last} reached the peak, not {true.last}", "last_maker")
     yield "at_peak"
 
     calls: list[int] = []
@@ -1112,23 +1125,23 @@ def allocator(module, lab, lesson):
     with tempfile.TemporaryDirectory() as folder:
         paths = [Path(folder, name) for name in ("theirs.json", "ours.json")]
         module.profile_memory(run, paths[0])
-        ask(paths[0].is_file(), "profile_memory leaves no trace", "no_trace")
-        ask(len(calls) == 1, f"run was called {len(calls)} times", "run_outside")
+        require(paths[0].is_file(), "profile_memory leaves no trace", "no_trace")
+        require(len(calls) == 1, f"run was called {len(calls)} times", "run_outside")
         lab.profile_memory(run, paths[1])
         operators = "aten::exp" in paths[0].read_text()
-        ask(operators, "the trace has no operators of run", "run_outside")
+        require(operators, "the trace has no operators of run", "run_outside")
         histories = list(map(lab.as_history, paths))
-    ask(histories[0], "the trace has no allocation", "no_memory")
+    require(histories[0], "the trace has no allocation", "no_memory")
     found, true = map(lab.at_peak, histories)
-    ask(found == true, f"the trace has its peak at {found}, not {true}", "other")
+    require(found == true, f"the trace has its peak at {found}, not {true}", "other")
     yield "profile_memory"
 
     trace = [lab.Event(*event) for event in TRACE]
     found = module.long_lived_first(given := list(trace))
-    ask(found is not None, "long_lived_first returns None", "returned")
+    require(found is not None, "long_lived_first returns None", "returned")
     what = "long_lived_first changes the trace that it gets"
-    ask(given == trace, what, "trace_changed")
+    require(given == trace, what, "trace_changed")
     what = "the new trace is " + ", ".join(f"{e.name} {e.size}" for e in found)
-    ask(sorted(found) == sorted(trace), what, "events_lost")
-    ask(all(each.name.endswith("keep") for each in found[:6]), what, "not_first")
-    ask(list(found) == list(lab.long_lived_first(trace)), what, "order_kept")
+    require(sorted(found) == sorted(trace), what, "events_lost")
+    require(all(each.name.endswith("keep") for each in found[:6]), what, "not_first")
+    require(list(found) == list(lab.long_lived_first(trace)), what, "order_kept")

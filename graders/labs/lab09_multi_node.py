@@ -20,8 +20,8 @@ from torch.distributed import _functional_collectives as functional
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._pytree import tree_leaves
 
+from graders.dsl import Lab, Wrong, isclose, named, require, show
 from graders.runner import Group, Judge
-from graders.tools import Lab, Wrong, ask, named, near, show
 
 HINTS = {
     "words_kind": "The function must return a list of strings. Each string is one option of "
@@ -224,16 +224,16 @@ def options_of(words: Any) -> dict[str, str]:
     known = {name: action.nargs for action in actions for name in action.option_strings}
     kind = type(words).__name__
     what = f"the function returns an object of type {kind}"
-    ask(isinstance(words, (list, tuple)), what, "words_kind")
+    require(isinstance(words, (list, tuple)), what, "words_kind")
     for word in words:
         what = f"one element of the {kind} has the type {type(word).__name__}"
-        ask(isinstance(word, str), what, "words_kind")
+        require(isinstance(word, str), what, "words_kind")
     options, rest = {}, list(words)
     while rest:
         name, equals, value = rest.pop(0).partition("=")
         alone = name.startswith("--") and " " not in name
-        ask(alone, f"one element of the {kind} is {name!r}", "words_kind")
-        ask(name in known, f"one option is {name}", "not_an_option")
+        require(alone, f"one element of the {kind} is {name!r}", "words_kind")
+        require(name in known, f"one option is {name}", "not_an_option")
         if not equals and known[name] != 0 and rest:
             value = rest.pop(0)
         options[name[2:].replace("_", "-")] = value
@@ -244,26 +244,26 @@ def options_of(words: Any) -> dict[str, str]:
     1, "the same job, from every node",
     "the five options are right for three nodes of two clusters", "static_words",
 )  # fmt: skip
-def static(theirs, ours, lesson):
+def static(submission, reference, lesson):
     for case in CLUSTERS:
         node, nodes, ranks, master, port = case
-        words = theirs.static_words(*case)
+        words = submission.static_words(*case)
         options = options_of(words)
         what = f"on node {node} of {nodes} with {ranks} ranks each, the options are "
         what += " ".join(words)
-        ask("standalone" not in options, what, "standalone")
+        require("standalone" not in options, what, "standalone")
         static = options.pop("rdzv-backend", "static") == "static"
         elastic = any(name.startswith("rdzv") for name in options)
-        ask(static and not elastic, what, "static_elastic")
-        ask(options.get("nnodes") in (f"{nodes}", f"{nodes}:{nodes}"), what, "nnodes")
-        ask(options.get("nproc-per-node") == f"{ranks}", what, "nproc")
+        require(static and not elastic, what, "static_elastic")
+        require(options.get("nnodes") in (f"{nodes}", f"{nodes}:{nodes}"), what, "nnodes")
+        require(options.get("nproc-per-node") == f"{ranks}", what, "nproc")
         number = options.get("node-rank", "0")
         of_rank = number == f"{node * ranks}"
-        ask(number == f"{node}", what, "node_rank_of_rank" if of_rank else "node_rank")
+        require(number == f"{node}", what, "node_rank_of_rank" if of_rank else "node_rank")
         address = options.get("master-addr", "127.0.0.1")
         local = address in ("localhost", "127.0.0.1")
-        ask(address == master, what, "master_localhost" if local else "master")
-        ask(options.get("master-port") == f"{port}", what, "port")
+        require(address == master, what, "master_localhost" if local else "master")
+        require(options.get("master-port") == f"{port}", what, "port")
 
 
 # --- step 2 -------------------------------------------------------------------------------
@@ -286,7 +286,7 @@ MACHINES = (
     "both variables name the interface whose network contains the peer",
     "socket_variables", crashes={"has host bits set": "socket_host_bits"},
 )  # fmt: skip
-def sockets(theirs, ours, lesson):
+def sockets(submission, reference, lesson):
     for machine, peer in MACHINES:
         networks = {
             name: ipaddress.ip_interface(each).network for name, each in machine.items()
@@ -294,7 +294,7 @@ def sockets(theirs, ours, lesson):
         leads = [name for name in networks if ipaddress.ip_address(peer) in networks[name]]
         error = ""
         try:
-            value = theirs.socket_variables(dict(machine), peer)
+            value = submission.socket_variables(dict(machine), peer)
             found = dict(value) if isinstance(value, dict) else repr(value)
         except LookupError:
             found = "LookupError"
@@ -307,12 +307,12 @@ def sockets(theirs, ours, lesson):
         raised = not isinstance(found, dict) and found in ("LookupError", error)
         what += f"raises {found}" if raised else f"returns {found}"
         if not leads:
-            ask(found == "LookupError", what, "socket_lookup")
+            require(found == "LookupError", what, "socket_lookup")
             continue
-        ask(found != "LookupError", what, "socket_leads")
-        ask(isinstance(found, dict), what, "socket_kind")
+        require(found != "LookupError", what, "socket_leads")
+        require(isinstance(found, dict), what, "socket_kind")
         names = [found.get(f"{library}_SOCKET_IFNAME") for library in ("GLOO", "NCCL")]
-        ask(None not in names, what, "socket_both")
+        require(None not in names, what, "socket_both")
         true = max(leads, key=lambda name: networks[name].prefixlen)
         if {names[0], str(names[1]).lstrip("=")} != {true}:
             one = names[1] if names[0] == true else names[0]
@@ -368,7 +368,7 @@ def groups_of(make_groups: Callable, nodes: int, ranks: int, rank: int) -> list:
         other = [each is not dist.GroupMember.NON_GROUP_MEMBER for each in pair]
         kinds = ", ".join(type(each).__name__ for each in pair)
         good = len(pair) == 2 and (any(there) or not all(other))
-        ask(good, f"make_groups() returns this: {kinds}", "groups_pair")
+        require(good, f"make_groups() returns this: {kinds}", "groups_pair")
         kept = [
             dist.get_process_group_ranks(each) if group else []
             for each, group in zip(pair, there, strict=True)
@@ -384,14 +384,14 @@ def groups_of(make_groups: Callable, nodes: int, ranks: int, rank: int) -> list:
     "make_groups",
     crashes={"index out of range": "groups_index"},
 )  # fmt: skip
-def groups(theirs, ours, lesson):
+def groups(submission, reference, lesson):
     for nodes, ranks in ((2, 3), (3, 2), (2, 2)):
         at, everyone = f"with {nodes} nodes of {ranks} ranks", range(nodes * ranks)
-        of_ranks = [groups_of(theirs.make_groups, nodes, ranks, rank) for rank in everyone]
+        of_ranks = [groups_of(submission.make_groups, nodes, ranks, rank) for rank in everyone]
         first, _ = of_ranks[0]
         for rank, (made, kept) in enumerate(of_ranks):
             what = f"{at}, rank 0 creates the groups {first}, but rank {rank} creates {made}"
-            ask(made == first, what, "groups_by_all")
+            require(made == first, what, "groups_by_all")
             true = [
                 [n for n in everyone if n // ranks == rank // ranks],
                 [n for n in everyone if n % ranks == rank % ranks],
@@ -404,7 +404,7 @@ def groups(theirs, ours, lesson):
             elif kept[:1] == [[n for n in everyone if n % nodes == rank % nodes]]:
                 hint = "groups_neighbours"
             what = f"{at}, rank {rank} returns the groups {kept}, and not {true}"
-            ask(kept == true, what, hint)
+            require(kept == true, what, hint)
         yield f"{at}, the inner and the outer group of every rank"
 
 
@@ -418,28 +418,28 @@ SIZES = ((3e6, 3, 5), (8e9, 4, 8), (6e6, 2, 2))  # bytes, nodes, ranks
     "the bytes of the flat and the hierarchical all-reduce are right for three clusters",
     "flat_crossing hierarchical_crossing",
 )  # fmt: skip
-def crossing(theirs, ours, lesson):
+def crossing(submission, reference, lesson):
     for name, hint in (("flat_crossing", "flat"), ("hierarchical_crossing", "outer")):
         for case in SIZES:
             size, nodes, ranks = case
-            found, true = getattr(theirs, name)(*case), getattr(ours, name)(*case)
+            found, true = getattr(submission, name)(*case), getattr(reference, name)(*case)
             kind = type(found).__name__
-            ask(
+            require(
                 isinstance(found, (int, float)),
                 f"{name} returns an object of type {kind}",
                 "bytes_kind",
             )
             if hint == "flat":
                 known = {"flat_every_rank": ranks * true}
-                known["flat_nodes"] = ours.flat_crossing(size, nodes, 1)
-                known["flat_ranks"] = ours.flat_crossing(size, 1, ranks)
+                known["flat_nodes"] = reference.flat_crossing(size, nodes, 1)
+                known["flat_ranks"] = reference.flat_crossing(size, 1, ranks)
             else:
                 known = {"outer_one": true / ranks, "outer_whole": ranks * true}
-                known["outer_all_ranks"] = ours.flat_crossing(*case)
+                known["outer_all_ranks"] = reference.flat_crossing(*case)
             known |= {"half_ring": true / 2, hint: found}
             what = f"for {size:,.0f} bytes and {nodes} nodes with {ranks} ranks each, "
             what += f"{name} returns {found:,.0f}"
-            ask(near(found, true, 1e-9), what, named(found, known))
+            require(isclose(found, true, 1e-9), what, named(found, known))
         yield f"{name} for {len(SIZES)} clusters"
 
 
@@ -494,20 +494,20 @@ def noted(calls: list) -> Iterator[None]:
 @LAB.step(
     5, "the hierarchical all-reduce",
     "every rank has the sum over all ranks, and only one piece crosses in each outer group",
-    "hierarchical_all_reduce", worlds=(4, 6), symmetric=False,
+    "hierarchical_all_reduce", world_sizes=(4, 6), symmetric=False,
     crashes={"tensor list size|[Ii]nput list|must be world size": "pieces_number"},
 )  # fmt: skip
-def hierarchical(theirs, ours, lesson):
+def hierarchical(submission, reference, lesson):
     rank, nodes = lesson.rank, lesson.world // 2
     for nodes in (2, 3) if lesson.world == 6 else (2,):
         k = lesson.world // nodes
-        inner, outer = ours.make_groups(nodes, k)
+        inner, outer = reference.make_groups(nodes, k)
         values = [
             torch.arange(LENGTH, dtype=torch.float64) + 10.0**r for r in range(lesson.world)
         ]
         tensor, calls, begun = values[rank].clone(), [], len(lesson.calls)
         with noted(calls):
-            theirs.hierarchical_all_reduce(tensor, inner, outer)
+            submission.hierarchical_all_reduce(tensor, inner, outer)
         node_sum, total = sum(values[rank // k * k :][:k]), sum(values)
         mine = slice(rank % k * (LENGTH // k), (rank % k + 1) * (LENGTH // k))
         outcomes = {
@@ -555,7 +555,7 @@ def judge_hierarchical(group: Group, nodes: int) -> Judge:
         what += f"{OUTCOMES.get(outcome)}; rank 0 called {shown}"
         hint = hints.get(outcome, "hierarchical")
         hint = "only_two" if nodes == 3 else hint
-        ask(outcome == "right", what, hint if waited else "not_waited")
+        require(outcome == "right", what, hint if waited else "not_waited")
     yield f"with {nodes} nodes of {k} ranks, every rank has the sum over all ranks"
     crossing = [
         [call for call in calls if len({r // k for r in call[2]}) > 1]
@@ -563,12 +563,12 @@ def judge_hierarchical(group: Group, nodes: int) -> Judge:
     ]
     carriers = [str(rank) for rank, calls in enumerate(crossing) if calls]
     what = f"only ranks {', '.join(carriers)} send to another node"
-    ask(len(carriers) in (0, group.world), what, "leader")
+    require(len(carriers) in (0, group.world), what, "leader")
     for name, numbers, ranks, _ in itertools.chain(*crossing):
         what = f"{name} of {numbers} of the {LENGTH} numbers was called over ranks {ranks}, "
         what += "which are on different nodes"
-        ask(len(ranks) <= nodes, what, "still_flat")
-        ask(numbers <= LENGTH // k, what, "whole_crosses")
+        require(len(ranks) <= nodes, what, "still_flat")
+        require(numbers <= LENGTH // k, what, "whole_crosses")
 
 
 # --- step 6 -------------------------------------------------------------------------------
@@ -630,25 +630,25 @@ def is_traffic(found: Any) -> bool:
     "the bytes along each axis of four models are right, and so is the order of the axes",
     "traffic axis_order",
 )  # fmt: skip
-def placement(theirs, ours, lesson):
-    sent = [theirs.traffic(**case) for case in MODELS]
+def placement(submission, reference, lesson):
+    sent = [submission.traffic(**case) for case in MODELS]
     what = f"traffic() returns {show(sent[0])}"
-    ask(all(map(is_traffic, sent)), what, "traffic_keys")
+    require(all(map(is_traffic, sent)), what, "traffic_keys")
     for axis in ("tp", "pp", "dp"):
         for case, bytes_along in zip(MODELS, sent, strict=True):
-            found, true = bytes_along[axis], ours.traffic(**case)[axis]
+            found, true = bytes_along[axis], reference.traffic(**case)[axis]
             cluster = ", ".join(f"{name} {value}" for name, value in case.items())
             what = f"with {cluster}, traffic() returns {found:,.0f} bytes along {axis}"
             known = traffic_mistakes(axis, true, **case) | {"traffic": found}
-            ask(math.isclose(found, true, abs_tol=1e-6), what, named(found, known))
+            require(math.isclose(found, true, abs_tol=1e-6), what, named(found, known))
         yield f"the bytes along {axis} are right"
     for given in ORDERS:
-        found, true = theirs.axis_order(dict(given)), ours.axis_order(given)
+        found, true = submission.axis_order(dict(given)), reference.axis_order(given)
         listed = isinstance(found, (list, tuple)) and all(isinstance(x, str) for x in found)
-        ask(listed, f"axis_order() returns {show(found)}", "order_kind")
+        require(listed, f"axis_order() returns {show(found)}", "order_kind")
         order = list(found)
         hint = "order_reversed" if order == true[::-1] else "order_fixed"
-        ask(order == true, f"if the bytes are {given}, the order is {order}", hint)
+        require(order == true, f"if the bytes are {given}, the order is {order}", hint)
 
 
 # --- step 7 -------------------------------------------------------------------------------
@@ -679,34 +679,34 @@ class Bucket:
 @LAB.step(
     7, "fewer bytes for the same gradient",
     "the hook averages in its group, sends bf16, and does not wait", "bf16_hook",
-    worlds=(3,), symmetric=False,
+    world_sizes=(3,), symmetric=False,
     crashes={
         "when running the callback": "future_value",
         "completed\\(\\)|[Ff]uture": "not_a_future",
         "dtype|BFloat16|Half": "stays_narrow",
     },
 )  # fmt: skip
-def hook(theirs, ours, lesson):
+def hook(submission, reference, lesson):
     pair, calls = dist.new_group([0, 1]), []
     if lesson.rank == 2:
         return
     rows = [torch.rand(300, generator=torch.Generator().manual_seed(r)) + 0.5 for r in (0, 1)]
     own = rows[lesson.rank]
     with noted(calls):
-        future = theirs.bf16_hook(pair, Bucket(own.clone()))
+        future = submission.bf16_hook(pair, Bucket(own.clone()))
     is_future = isinstance(future, torch._C.Future)  # that of the library, too
     what = f"the hook returns an object of type {type(future).__name__}"
-    ask(is_future, what, "not_a_future")
+    require(is_future, what, "not_a_future")
     for call in lesson.calls:
         waits = not call.asynchronous or (call.name == "all_reduce" and call.waited)
-        ask(not waits, f"the hook waits for its {call.name}", "hook_waits")
-    ask(calls, "the hook called no collective", "not_sent")
+        require(not waits, f"the hook waits for its {call.name}", "hook_waits")
+    require(calls, "the hook called no collective", "not_sent")
     for name, _, ranks, _ in calls:
         what = f"the hook got a group of 2 of the 3 ranks, but called {name} in another group"
-        ask(ranks == [0, 1], what, "world_group")
+        require(ranks == [0, 1], what, "world_group")
     for *_, dtype in calls:
         hint = "fp16" if dtype == "float16" else "not_narrow"
-        ask(dtype == "bfloat16", f"the hook sends {dtype}", hint)
+        require(dtype == "bfloat16", f"the hook sends {dtype}", hint)
     yield "the hook starts its all-reduce in bf16 and in its group, and does not wait"
     value = future.wait()
     sole = isinstance(value, list) and len(value) == 1 and torch.is_tensor(value[0])
@@ -714,18 +714,20 @@ def hook(theirs, ours, lesson):
         what = "the future is the one of the all-reduce, which has the sum in bf16"
         raise Wrong(what, "not_divided")
     kind = f"the value of the future has the type {type(value).__name__}"
-    ask(torch.is_tensor(value), kind, "future_kind" if sole else "future_value")
+    require(torch.is_tensor(value), kind, "future_kind" if sole else "future_value")
     ratio = value.float() / ((rows[0] + rows[1]) / 2)
     low, high = ratio.min().item(), ratio.max().item()
     what = f"on rank {lesson.rank}, the result is {low:.4f} to {high:.4f} times the mean"
     if low < 0.98 or high > 1.02:
-        ask((value.float() - own).abs().max() >= 0.01, what, "not_sent")
+        require((value.float() - own).abs().max() >= 0.01, what, "not_sent")
         known = {"not_divided": 2.0, "divided_twice": 0.5, "divided_by_world": 2 / 3}
         factor = (low + high) / 2
         known = known if high - low < 0.1 else {}
         raise Wrong(what, named(factor, known | {"average": factor}, 0.02))
     dtype = str(value.dtype).removeprefix("torch.")
-    ask(dtype == "float32", f"the value of the future has the dtype {dtype}", "stays_narrow")
+    require(
+        dtype == "float32", f"the value of the future has the dtype {dtype}", "stays_narrow"
+    )
 
 
 # --- step 8 -------------------------------------------------------------------------------
@@ -735,15 +737,15 @@ def hook(theirs, ours, lesson):
     8, "elastic rendezvous",
     "the six options are right for three clusters, and the same on all nodes", "elastic_words",
 )  # fmt: skip
-def elastic(theirs, ours, lesson):
+def elastic(submission, reference, lesson):
     for number, (_, nodes, ranks, master, port) in enumerate(CLUSTERS):
-        words = theirs.elastic_words(nodes, ranks, master, port, f"job{number}")
+        words = submission.elastic_words(nodes, ranks, master, port, f"job{number}")
         options = options_of(words)
         what = f"for {nodes} nodes with {ranks} ranks each, the options are {' '.join(words)}"
-        ask("standalone" not in options, what, "standalone")
+        require("standalone" not in options, what, "standalone")
         numbered = {"node-rank", "master-addr", "master-port"} & set(options)
-        ask(not numbered, what, "elastic_master")
-        ask("is_host" not in options.get("rdzv-conf", ""), what, "elastic_host")
+        require(not numbered, what, "elastic_master")
+        require("is_host" not in options.get("rdzv-conf", ""), what, "elastic_host")
         for name, value, hint in (
             ("nnodes", f"1:{nodes}", "elastic_range"),
             ("nproc-per-node", f"{ranks}", "nproc"),
@@ -752,4 +754,4 @@ def elastic(theirs, ours, lesson):
             ("rdzv-id", f"job{number}", "elastic_id"),
             ("max-restarts", "3", "elastic_restarts"),
         ):
-            ask(options.get(name) == value, what, hint)
+            require(options.get(name) == value, what, hint)

@@ -24,19 +24,19 @@ from torch import nn
 from torch.distributed import distributed_c10d
 from torch.nn import functional as F
 
-from graders.runner import Group, Judge, Lesson
-from graders.tools import (
+from graders.dsl import (
     Lab,
     Wrong,
-    ask,
+    allclose,
     described,
     groups_wanted,
+    isclose,
     named,
-    near,
-    same,
+    require,
     show,
     verdict,
 )
+from graders.runner import Group, Judge, Lesson
 
 HINTS = {
     "lines_kind": 'lines() must return a dict with the keys "pp", "dp" and "tp". Each value '
@@ -330,12 +330,12 @@ def expect(
     `known` maps the description of a common mistake to the tensor that it gives, or to a pair
     (tensor, hint) if the mistake has a hint of its own.
     """
-    if same(found, right, *TIGHT):
+    if allclose(found, right, *TIGHT):
         return
     known = {n: each if isinstance(each, tuple) else (each, hint)
              for n, each in (known or {}).items()}  # fmt: skip
-    name = next((n for n, (each, _) in known.items() if same(found, each, *TIGHT)), None)
-    if name is None and same(found, right, 1e-4, 1e-6):
+    name = next((n for n, (each, _) in known.items() if allclose(found, each, *TIGHT)), None)
+    if name is None and allclose(found, right, 1e-4, 1e-6):
         name, hint = "almost right, but not exact in float64", "precision"
     name = name or kind_of(found, right.shape)
     if found is None and not what.startswith(("the gradient", "backward")):
@@ -375,20 +375,20 @@ BOXES = ((8, 2, 2), (8, 1, 4), (12, 3, 2), (4, 4, 1), (6, 1, 2))  # (world, pp, 
 @LAB.step(
     1, "three kinds of groups",
     "the groups of every box are right, and all ranks make them together",
-    "lines join", own="lines join Grid", worlds=(4, 8, 1),
+    "lines join", own="lines join Grid", world_sizes=(4, 8, 1),
 )  # fmt: skip
 def groups(module, lab, lesson):
     for box in BOXES:
         found = module.lines(*box)
         good = isinstance(found, dict) and set(found) == set(KINDS)
-        ask(good, f"lines() returns a {type(found).__name__}", "lines_kind")
+        require(good, f"lines() returns a {type(found).__name__}", "lines_kind")
         for kind in KINDS:
             is_list = all(isinstance(ranks, Sequence) for ranks in found[kind])
             kinds = (
                 {type(r).__name__ for ranks in found[kind] for r in ranks} if is_list else ""
             )
             what = f"lines() returns {show(found[kind])} for {kind}"
-            ask(is_list and kinds == {"int"}, what, "lines_kind")
+            require(is_list and kinds == {"int"}, what, "lines_kind")
         check_lines(box, found, lab.lines(*box))
     yield "lines() finds the groups of every box"
 
@@ -397,10 +397,10 @@ def groups(module, lab, lesson):
     everybody = gathered(groups_wanted(module, lambda: module.join(groups)))
     for other, calls in enumerate(everybody):
         what = f"rank 0 makes the groups {everybody[0]}, and rank {other} makes {calls}"
-        ask(calls == everybody[0], what, "new_group_by_all")
+        require(calls == everybody[0], what, "new_group_by_all")
     again = groups_wanted(module, lambda: module.join(groups))
     what = f"the second join() of the groups {everybody[rank]} makes the groups {again}"
-    ask(again == everybody[rank], what, "join_again")
+    require(again == everybody[rank], what, "join_again")
     kept = module.join(groups)
     is_group = isinstance(kept, dist.ProcessGroup)
     kept = sorted(dist.get_process_group_ranks(kept)) if is_group else show(kept)
@@ -408,15 +408,15 @@ def groups(module, lab, lesson):
         what = f"rank {other} keeps the group {found}" if isinstance(found, list) else (
             f"join() returns {found} on rank {other}"
         )  # fmt: skip
-        ask(found == sorted(next(g for g in groups if other in g)), what, "wrong_group")
+        require(found == sorted(next(g for g in groups if other in g)), what, "wrong_group")
     pp = tp = min(n, 2)
     grid, dp = module.Grid(pp, tp), n // (pp * tp)
     single = isinstance(grid.dp_group, dist.ProcessGroup)
     what = f"join() returns {show(grid.dp_group)} on rank {rank} for a group of one rank"
-    ask(dp > 1 or single, what, "wrong_group")
+    require(dp > 1 or single, what, "wrong_group")
     place = [grid.stage, grid.replica, grid.shard]
     what = f"the grid of rank {rank} has stage, replica, shard {place}"
-    ask(place == [rank // (dp * tp), rank // tp % dp, rank % tp], what, "axes_swapped")
+    require(place == [rank // (dp * tp), rank // tp % dp, rank % tp], what, "axes_swapped")
 
 
 def check_lines(box: tuple[int, int, int], found: dict, true: dict) -> None:
@@ -430,9 +430,9 @@ def check_lines(box: tuple[int, int, int], found: dict, true: dict) -> None:
     for kind in ("pp", "dp", "tp"):
         whole = sorted(itertools.chain(*found[kind])) == list(range(world))
         long = set(map(len, found[kind])) == set(map(len, true[kind]))
-        ask(whole and long, what(kind, found[kind]), "lines_partition")
+        require(whole and long, what(kind, found[kind]), "lines_partition")
     for kind, hint in KINDS.items():
-        ask(found[kind] == true[kind], what(kind, found[kind]), hint)
+        require(found[kind] == true[kind], what(kind, found[kind]), hint)
 
 
 # --- step 2 -------------------------------------------------------------------------------
@@ -441,7 +441,7 @@ def check_lines(box: tuple[int, int, int], found: dict, true: dict) -> None:
 @LAB.step(
     2, "two conjugate operators",
     "f reduces in backward alone, g in forward alone, and both in the tp group",
-    "CopyToShards SumOverShards copy_to_shards sum_over_shards", worlds=(4, 2, 1),
+    "CopyToShards SumOverShards copy_to_shards sum_over_shards", world_sizes=(4, 2, 1),
     crashes={
         "incorrect number of gradients|gradient different than None": "gradient_count",
         "Backward' object has no attribute|save_for_backward can only": "not_stored",
@@ -469,13 +469,13 @@ def operators(module, lab, lesson):
         expect(f"forward of {name}", y, true, f"{name}_forward", known)
         yield f"forward of {name}"
         apply(given.clone(), SimpleNamespace(tp_group=dist.group.WORLD))  # a different group
-        intact = same(argument, given, *TIGHT)
+        intact = allclose(argument, given, *TIGHT)
         y.backward(gradient)
         found, hint = argument.grad, f"{name}_backward"
         expect(f"backward of {name}", found, true_gradient, hint, of_terms)
         yield f"backward of {name}"
-        intact = intact and same(gradient, mine, *TIGHT)
-        ask(intact, f"{name} overwrites its argument", "in_place")
+        intact = intact and allclose(gradient, mine, *TIGHT)
+        require(intact, f"{name} overwrites its argument", "in_place")
 
 
 # --- step 3 -------------------------------------------------------------------------------
@@ -498,13 +498,13 @@ def in_two_groups(
     expect(f"with two tp groups of two ranks, the {what}", found, true, "several_groups")
     calls = lesson.calls[before:]
     what = f"with two tp groups of two ranks, the {what} uses the group of all ranks"
-    ask(all(call.members for call in calls), what, "group_of_all")
+    require(all(call.members for call in calls), what, "group_of_all")
 
 
 @LAB.step(
     3, "a column and a row make an MLP",
     "both layers and the MLP have the outputs and gradients of the whole",
-    "ColumnLinear RowLinear ParallelMLP", worlds=(2, 4, 1),
+    "ColumnLinear RowLinear ParallelMLP", world_sizes=(2, 4, 1),
     crashes={"no attribute '(weight|bias)'": "no_pieces"},
 )  # fmt: skip
 def linear(module, lab, lesson):
@@ -534,21 +534,21 @@ def linear(module, lab, lesson):
         what, hint = f"the bias of {name}Linear", f"{name.lower()}_bias"
         expect(what, layer.bias, out(true.bias), hint, known)
         what = f"{name}Linear uses the bias of the whole model itself"
-        ask(layer.bias is not true.bias, what, "shared_bias")
+        require(layer.bias is not true.bias, what, "shared_bias")
         for kind in ("weight", "bias"):
             found = getattr(layer, kind)
             trained = isinstance(found, nn.Parameter) and found.requires_grad
             what = f"the {kind} of {name}Linear is not a parameter that requires a gradient"
-            ask(trained, what, "not_parameter")
+            require(trained, what, "not_parameter")
             places = [
                 getattr(each, kind).untyped_storage().data_ptr() for each in (layer, true)
             ]
             what = f"the {kind} of {name}Linear is in the memory of the whole model's {kind}"
-            ask(places[0] != places[1], what, "shared_memory")
+            require(places[0] != places[1], what, "shared_memory")
         marks = [getattr(each, "is_cut", False) for each in (layer.weight, layer.bias)]
         what = f"is_cut of the weight and of the bias of {name}Linear on rank {lesson.rank} is"
         what += f" {marks[0]} and {marks[1]}; it should be True and {dim == 0}"
-        ask(marks == [True, dim == 0], what, "not_marked")
+        require(marks == [True, dim == 0], what, "not_marked")
     yield "both layers hold their pieces"
 
     for name, layer, true, dim, into, out in layers:
@@ -574,7 +574,7 @@ def linear(module, lab, lesson):
         output.backward(upstream)
         own, share = out(upstream) @ layer.weight.detach(), out(true.bias.grad)
         what = f"the gradient of RowLinear's bias on rank {lesson.rank} is None"
-        ask(name == "Column" or layer.bias.grad is not None, what, "bias_one")
+        require(name == "Column" or layer.bias.grad is not None, what, "bias_one")
         of_bias = {
             "the sum over the shards": (sum(true.bias.grad.chunk(t)), "column_input"),
         } if name == "Column" else {
@@ -607,7 +607,7 @@ def linear(module, lab, lesson):
 @LAB.step(
     4, "heads over ranks, and a whole block",
     "attention and a block have the outputs and gradients of the whole",
-    "rows_by_shard ParallelAttention ParallelBlock", worlds=(2, 4, 1),
+    "rows_by_shard ParallelAttention ParallelBlock", world_sizes=(2, 4, 1),
 )  # fmt: skip
 def attention(module, lab, lesson):
     order = torch.arange(3 * lab.HIDDEN)
@@ -615,20 +615,23 @@ def attention(module, lab, lesson):
     known = {"the old order": order, "an order by heads": (by_head, "per_head")}
     for tp in (2, 4, 1):
         rows = module.rows_by_shard(tp)
-        ask(rows is not None, f"rows_by_shard({tp}) returns None", "not_an_order")
+        require(rows is not None, f"rows_by_shard({tp}) returns None", "not_an_order")
         rows = torch.as_tensor(rows)
         what = f"rows_by_shard({tp}) returns a tensor of {rows.ndim} dimensions"
-        ask(rows.ndim == 1, what, "not_an_order")
+        require(rows.ndim == 1, what, "not_an_order")
         what = f"rows_by_shard({tp}) returns {len(rows)} numbers, {len(set(rows.tolist()))} of"
         what += f" them different; it should be the {len(order)} row numbers"
-        ask(sorted(rows.tolist()) == order.tolist(), what, "not_an_order")
+        require(sorted(rows.tolist()) == order.tolist(), what, "not_an_order")
         expect(f"rows_by_shard({tp})", rows, lab.rows_by_shard(tp), "heads_mixed", known)
     yield "each piece of the fused matrix has q, k and v of its own heads"
 
     grid, full = lab.Grid(tp=lesson.world), lab.build_model().blocks[0]
     x = random(2, lab.SEQUENCE, lab.HIDDEN)
-    ours = module.ParallelAttention(full.attention, grid)
-    theirs, real = lab.ParallelAttention(full.attention, grid), F.scaled_dot_product_attention
+    reference = module.ParallelAttention(full.attention, grid)
+    submission, real = (
+        lab.ParallelAttention(full.attention, grid),
+        F.scaled_dot_product_attention,
+    )
     known = {}
     for name, hint, place, attribute, mistake in (
         ("attention with all HEADS", "local_heads", lab, "HEADS", lab.HEADS * grid.tp),
@@ -670,9 +673,9 @@ def attention(module, lab, lesson):
         ),
     ):
         with mock.patch.object(place, attribute, mistake):
-            known[name] = theirs(x), hint
+            known[name] = submission(x), hint
     our_x, whole_x = x.clone().requires_grad_(), x.clone().requires_grad_()
-    y, true = ours(our_x), full.attention(whole_x)
+    y, true = reference(our_x), full.attention(whole_x)
     known["the sum of t equal outputs"] = grid.tp * true, "summed_again"
     expect("the output of attention", y, true, known=known)
     in_two_groups(
@@ -703,10 +706,10 @@ def attention(module, lab, lesson):
     wrong = [
         name
         for name, parameter in block.named_parameters()
-        if name not in expected or not same(parameter.grad, expected[name], *TIGHT)
+        if name not in expected or not allclose(parameter.grad, expected[name], *TIGHT)
     ]
     what = f"on rank {lesson.rank} these gradients are not right: {', '.join(wrong)}"
-    ask(not wrong, what, "shard_gradient")
+    require(not wrong, what, "shard_gradient")
 
 
 # --- step 5 -------------------------------------------------------------------------------
@@ -793,7 +796,8 @@ def mistaken_losses(
 @LAB.step(
     5, "the loss without gathering the logits",
     "loss and gradient are those of the whole vocabulary, and nothing overflows",
-    "vocabulary_parallel_loss", worlds=(2, 4, 1), crashes={"out of bounds": "target_clamp"},
+    "vocabulary_parallel_loss", world_sizes=(2, 4, 1),
+    crashes={"out of bounds": "target_clamp"},
 )  # fmt: skip
 def loss(module, lab, lesson):
     grid = lab.Grid(tp=lesson.world)
@@ -810,7 +814,7 @@ def loss(module, lab, lesson):
     expect("the loss", loss, true, known=known)
     sent = sum(call.numel for call in lesson.calls if call.phase == "loss")
     what = f"for {targets.numel()} positions the loss sends {sent} numbers"
-    ask(sent <= 6 * targets.numel(), what, "logits_gathered")
+    require(sent <= 6 * targets.numel(), what, "logits_gathered")
     yield "the loss is that of the whole vocabulary"
     if loss.requires_grad:
         loss.backward()
@@ -874,7 +878,7 @@ def watch_messages(lesson: Lesson, grid: Any, numel: int) -> None:
         if isinstance(tensor, torch.Tensor) and tensor.is_floating_point():
             has = f"{tensor.numel():,} numbers of {str(tensor.dtype).removeprefix('torch.')}"
             what = f"rank {lesson.rank} {what} {has}; it should be {numel:,} of float64"
-            ask(tensor.dtype == DTYPE and tensor.numel() == numel, what, "message")
+            require(tensor.dtype == DTYPE and tensor.numel() == numel, what, "message")
 
     def examine_way(kind: str, named: dict[str, Any]) -> None:
         """Raise `Wrong` if a message goes to its own rank, or if both kinds share a group."""
@@ -882,20 +886,20 @@ def watch_messages(lesson: Lesson, grid: Any, numel: int) -> None:
         peer = named.get("group_dst", named.get("group_src"))
         there = named.get("dst", named.get("src")) if peer is None else None
         what = f"rank {lesson.rank}, the only stage, {kind.split()[0]} a message"
-        ask(grid.pp > 1 or peer in (None, 0), what, "first_and_last")
+        require(grid.pp > 1 or peer in (None, 0), what, "first_and_last")
         there = dist.get_global_rank(group, peer) if peer is not None else there
         if there is None:
             return
         what = f"rank {lesson.rank} {kind.split()[0]}"
         what += " a message to itself" if kind == "sends" else " a message from itself"
-        ask(there != lesson.rank, what, "to_itself")
+        require(there != lesson.rank, what, "to_itself")
         stages = dist.get_process_group_ranks(grid.pp_group)
         if there in stages:
             later = stages.index(there) > grid.stage
             way = "activations" if later == (kind == "sends") else "gradients"
             ways[id(group)].add(way)
             what = f"rank {lesson.rank} uses one group for activations and for gradients"
-            ask(len(ways[id(group)]) == 1, what, "one_group")
+            require(len(ways[id(group)]) == 1, what, "one_group")
 
     ways: dict[int, set[str]] = collections.defaultdict(set)
 
@@ -991,13 +995,13 @@ def run_pipeline(
             if letter == "F" and grid.last and isinstance(pipe.live.get(k), tuple):
                 shape = getattr(pipe.live[k][-1], "shape", ())
                 what = f"the output in self.live[{k}] of the last stage has the shape"
-                ask(len(shape) == 0, f"{what} {[*shape]}", "live_pair")
+                require(len(shape) == 0, f"{what} {[*shape]}", "live_pair")
             taken = [x for x, *_ in pipe.live.values() if isinstance(x, torch.Tensor)]
             if letter == "F" and not grid.first:
                 what = f"rank {lesson.rank} keeps {len(taken)} received activations in the same"
                 what += " memory"
                 places = {each.data_ptr() for each in taken}
-                ask(len(places) == len(taken), what, "one_buffer")
+                require(len(places) == len(taken), what, "one_buffer")
             if letter == "B" and k in pipe.live:
                 run.stale.append(k)
 
@@ -1017,11 +1021,11 @@ def run_pipeline(
     pairs = all(len(pair) == 2 for pair in pipe.sends if isinstance(pair, (tuple, list)))
     kept = pairs and all(isinstance(each, torch.Tensor) for *_, each in pipe.sends)
     what = f"rank {lesson.rank} has an entry in self.sends without the tensor that it sent"
-    ask(kept, what, "send_pairs")
+    require(kept, what, "send_pairs")
     for work, kept in pipe.sends:
         sent = work._arguments[0] if isinstance(work, Message) else kept
         what = f"rank {lesson.rank} has a different tensor in self.sends than it sent"
-        ask(sent.data_ptr() == kept.data_ptr(), what, "kept_original")
+        require(sent.data_ptr() == kept.data_ptr(), what, "kept_original")
     with lesson.phase("finish"):
         pipe.finish()
     left = [message.name for message in MESSAGES if not message.waited]
@@ -1029,7 +1033,7 @@ def run_pipeline(
     run.live = len(pipe.live)
     true = lab.mean_loss(full(inputs), targets)
     true.backward()
-    run.loss = not grid.last or same(torch.as_tensor(pipe.loss), true, *TIGHT)
+    run.loss = not grid.last or allclose(torch.as_tensor(pipe.loss), true, *TIGHT)
     run.graph = getattr(pipe.loss, "requires_grad", False)
     true = list(lab.expected_gradients(full, lambda whole: lab.Stage(whole, grid)).parameters())
     found, m_times = [each.grad for each in stage.parameters()], [m * each for each in true]
@@ -1044,17 +1048,17 @@ def run_pipeline(
     runs = gathered(run)
     due = sorted(f"{letter}{k}" for letter in "FB" for k in range(m))
     for run in runs:
-        ask(sorted(run.events) == due, f"rank {run.rank} runs {run}", "each_once")
+        require(sorted(run.events) == due, f"rank {run.rank} runs {run}", "each_once")
         what = f"{run.live} micro-batches are live at the end of rank {run.rank}"
-        ask(not run.live, what, "not_forgotten")
+        require(not run.live, what, "not_forgotten")
         what = (
             f"after finish(), rank {run.rank} has not waited for {run.forgotten} of its sends"
         )
-        ask(not run.forgotten, what, "not_kept")
+        require(not run.forgotten, what, "not_kept")
         what = f"rank {run.rank} has not waited for {run.unread} of its receives"
-        ask(not run.unread, what, "not_received")
+        require(not run.unread, what, "not_received")
         what = f"after backward(k), self.live of rank {run.rank} still has k, for k ="
-        ask(not run.stale, f"{what} {', '.join(map(str, run.stale))}", "other_micro_batch")
+        require(not run.stale, f"{what} {', '.join(map(str, run.stale))}", "other_micro_batch")
     return runs
 
 
@@ -1081,45 +1085,45 @@ def check_numbers(runs: list[Run]) -> Judge:
     m, pp = runs[0].m, runs[0].pp
     what = f"with {m} micro-batches the gradients are {runs[-1].factor:.3g} times those of one"
     what += " process"
-    ask(any(run.gradients != "times_m" for run in runs), what, "loss_not_divided")
+    require(any(run.gradients != "times_m" for run in runs), what, "loss_not_divided")
     wrong = [run.stage for run in runs if run.gradients != "right"]
     if wrong:
         what = f"the gradients of stage {wrong[0]} are not those of one process"
         known = {run.gradients for run in runs} & {"last_only", "which_micro_batch"}
-        ask(not known, what, min(known, default=""))
+        require(not known, what, min(known, default=""))
         raise Wrong(what, "other" if pp - 1 in wrong else "sent_back")
     yield f"{pp} stages, {m} micro-batches: the gradients of one process"
     good = all(run.loss for run in runs)
-    ask(good, "self.loss is not the loss of one process", "loss_not_added")
+    require(good, "self.loss is not the loss of one process", "loss_not_added")
     graph = any(run.graph for run in runs)
-    ask(not graph, "self.loss has a graph", "loss_not_added")
+    require(not graph, "self.loss has a graph", "loss_not_added")
 
 
 def check_leads(runs: list[Run]) -> None:
     """Raise `Wrong` if the stages did not warm up as in 1F1B, as far as they came."""
     m, first, last = runs[0].m, runs[0], runs[-1]
     gpipe = all(run.lead == m for run in runs)
-    ask(not gpipe, f"stage 0 runs {first}", "not_1f1b")
+    require(not gpipe, f"stage 0 runs {first}", "not_1f1b")
     what = f"stage 0 runs {first.lead} forwards before its first backward, the last one"
     backwards = last.lead > last.due and first.lead < first.due
-    ask(not backwards, f"{what} {last.lead}", "warm_up_backwards")
+    require(not backwards, f"{what} {last.lead}", "warm_up_backwards")
     for run in runs:
         what = f"with {m} micro-batches stage {run.stage} runs {run.lead} forwards before its"
         what += f" first backward, and {run.due} are due"
-        ask(run.lead <= run.due, what, "warm_up_long")
-        ask("B" not in run.letters or run.lead == run.due, what, "warm_up_short")
+        require(run.lead <= run.due, what, "warm_up_long")
+        require("B" not in run.letters or run.lead == run.due, what, "warm_up_short")
 
 
 def stuck_in_pipeline(group: Group, leads: Sequence[int] = (8, 2)) -> None:
     """Why stages wait for each other. `leads`: numbers of micro-batches that run as 1F1B."""
     sending = [str(r) for r, waits in enumerate(group.facts("in send")) if waits]
     what = f"rank {', '.join(sending)} waits until a message that it has sent is received"
-    ask(not sending, what, "blocking_send")
+    require(not sending, what, "blocking_send")
     for r, rank in enumerate(group.ranks):  # a rank may have ended its schedule too early
         m = rank.facts.get("scheduled") or 0
         run = Run(**rank.facts[f"m={m}"]) if m and f"m={m}" in rank.facts else None
         complete = run is None or len(set(run.events)) == 2 * m
-        ask(complete, f"with {m} micro-batches rank {r} runs only {run}", "each_once")
+        require(complete, f"with {m} micro-batches rank {r} runs only {run}", "each_once")
     for m in leads:
         runs = [Run(**fact) for fact in group.facts(f"m={m}") if fact]
         if len(runs) == group.world:
@@ -1168,16 +1172,16 @@ def pipeline(module, lab, lesson):
             list(lab.layers_of(i, pp)) for i in range(pp)
         ]
         layers = ", ".join(map(str, layers))
-        ask(good, f"with {pp} stages, layers_of returns {layers}", "layers")
+        require(good, f"with {pp} stages, layers_of returns {layers}", "layers")
     m = 2 if lesson.world == 2 else 4  # 4 is also the number of rows and MICRO_BATCHES
     for pp in (4, 2) if lesson.world == 4 else (lesson.world,):  # 2 of 4: groups 0 2 and 1 3
         runs = run_pipeline(module, lab, lesson, module.gpipe, pp, m)
         for run in runs:
             what = f"rank {run.rank} runs {run}"
-            ask(run.letters == "F" * m + "B" * m, what, "not_gpipe")
-            ask(run.events[:m] == [f"F{k}" for k in range(m)], what, "each_once")
+            require(run.letters == "F" * m + "B" * m, what, "not_gpipe")
+            require(run.events[:m] == [f"F{k}" for k in range(m)], what, "each_once")
             what = f"rank {runs[0].rank} runs {runs[0]}, and {what}"
-            ask(run.events == runs[0].events, what, "same_order")
+            require(run.events == runs[0].events, what, "same_order")
         yield from check_numbers(runs)
     if lesson.world == 1:  # an order in which the micro-batches must not be confused
         run_pipeline(module, lab, lesson, mixed, 1, 4)
@@ -1204,14 +1208,14 @@ def one_each(module, lab, lesson):
         try:
             check_leads(runs)
         except Wrong as wrong:
-            ask(pp == lesson.world, f"in two pipelines, {wrong.what}", "stage_number")
+            require(pp == lesson.world, f"in two pipelines, {wrong.what}", "stage_number")
             raise
         for run in runs:
             what, lead = f"stage {run.stage} runs {run}", run.due - 1
             in_order = sorted(run.events, key=lambda event: event[0]) == sorted(run.events)
-            ask(in_order, what, "backward_order")
+            require(in_order, what, "backward_order")
             pairs = "F" * lead + "FB" * (m - lead) + "B" * lead
-            ask(run.letters == pairs, what, "not_1f1b")
+            require(run.letters == pairs, what, "not_1f1b")
         yield from check_numbers(runs)
 
 
@@ -1233,7 +1237,8 @@ def value(i: int, parameter: nn.Parameter, replica: int, shard: int) -> float:
     8, "all three",
     "data, gradients and norm go along their own axes, and three steps of training have "
     "the losses of one process",
-    "my_share average_gradients clip_gradients train", worlds=(4, 8, 2, 1), symmetric=False,
+    "my_share average_gradients clip_gradients train", world_sizes=(4, 8, 2, 1),
+    symmetric=False,
     order_hint="averaged_over_all",
     crashes={"has no attribute 'is_cut'": "unmarked"},
 )  # fmt: skip
@@ -1242,10 +1247,10 @@ def composition(module, lab, lesson):
     place = grid.stage, grid.replica, grid.shard
     rows = torch.arange(16).view(16, 1).expand(16, 3).clone()
     share = module.my_share(rows, grid)
-    ask(share is not None, f"my_share returns None on rank {lesson.rank}", "returned")
+    require(share is not None, f"my_share returns None on rank {lesson.rank}", "returned")
     share = torch.as_tensor(share)
     what = f"of a batch of shape [16, 3], my_share returns the shape {[*share.shape]}"
-    ask(share.shape[1:] == (3,), what, "share_columns")
+    require(share.shape[1:] == (3,), what, "share_columns")
     share = share[:, 0].tolist()
     check_share(gathered((grid.replica, tuple(share))))
     yield "every replica has its share of the samples, the same on all of its ranks"
@@ -1271,7 +1276,7 @@ def composition(module, lab, lesson):
         with lesson.phase("clip" if scale == 1 else ""):  # the score counts two trials
             norm = module.clip_gradients(stage, grid, limit)
         what = f"clip_gradients returns None on rank {lesson.rank}"
-        ask(norm is not None, what, "norm_returned")
+        require(norm is not None, what, "norm_returned")
         norm = float(norm)
         if limit == 1.0:
             ranks, norms = zip(*gathered(((place, squares), norm)), strict=True)
@@ -1284,28 +1289,28 @@ def composition(module, lab, lesson):
         due = min(1.0, limit / (norm + 1e-6))
         what = f"norm {norm:.4g}, limit {limit:g}: rank {lesson.rank} scales by"
         hint = "clip_grows" if limit > 1 and max(factors) > 1 else "not_clipped"
-        if limit < 1 and all(near(factor, limit / norm, 1e-4) for factor in factors):
+        if limit < 1 and all(isclose(factor, limit / norm, 1e-4) for factor in factors):
             hint = "epsilon"
-        good = all(near(factor, due, 1e-4) for factor in factors)
-        ask(good, f"{what} {min(factors):.4g}", hint)
+        good = all(isclose(factor, due, 1e-4) for factor in factors)
+        require(good, f"{what} {min(factors):.4g}", hint)
 
     batches = lab.make_batches()[:3]
     module.make_batches = lab.make_batches = lambda: batches
     losses, norms, _ = module.train(grid, torch.device("cpu"))
     true_losses, true_norms = lab.train_alone()
     what = f"in training the losses are {losses}, of one process {true_losses}"
-    good = same([losses, norms], [true_losses, true_norms], 1e-5, 0)
-    ask(good, what, "other")
+    good = allclose([losses, norms], [true_losses, true_norms], 1e-5, 0)
+    require(good, what, "other")
 
 
 def check_share(shares: list[tuple[int, tuple[int, ...]]]) -> None:
     """What the ranks read: (replica, rows) of each."""
     what = f"the ranks read {'; '.join(' '.join(map(str, share)) for _, share in shares)}"
     of = dict(shares)
-    ask(all(of[replica] == share for replica, share in shares), what, "share_by_rank")
-    ask(len(of) == 1 or len(set(of.values())) > 1, what, "share_same")
-    ask(sorted(itertools.chain(*of.values())) == list(range(16)), what, "share_lost")
-    ask(len(set(map(len, of.values()))) == 1, what, "share_lost")
+    require(all(of[replica] == share for replica, share in shares), what, "share_by_rank")
+    require(len(of) == 1 or len(set(of.values())) > 1, what, "share_same")
+    require(sorted(itertools.chain(*of.values())) == list(range(16)), what, "share_lost")
+    require(len(set(map(len, of.values()))) == 1, what, "share_lost")
 
 
 def check_average(lesson: Lesson, grid: Any, parameters: list[nn.Parameter]) -> None:
@@ -1331,15 +1336,17 @@ def check_average(lesson: Lesson, grid: Any, parameters: list[nn.Parameter]) -> 
         late = any(
             c.asynchronous and not c.returned for c in lesson.calls if c.phase == "average"
         )
-        ask(not late, f"on rank {lesson.rank} nothing waits for an all-reduce", "not_waited")
+        require(
+            not late, f"on rank {lesson.rank} nothing waits for an all-reduce", "not_waited"
+        )
         kinds = {name for name, _ in wrong}
         what = f"of {len(parameters)} gradients on rank {lesson.rank} {len(wrong)} are wrong"
         what += f": {', '.join(sorted(kinds - {'other'}))}" * (kinds != {"other"})
         alone = all(kind.startswith("those of this replica") for kind in kinds)
-        ask(not alone, what, "not_averaged")
-        ask(any(cut for _, cut in wrong), what, "whole_reduced")
+        require(not alone, what, "not_averaged")
+        require(any(cut for _, cut in wrong), what, "whole_reduced")
         divisor = all(kind.startswith("the sum over the replicas") for kind in kinds)
-        ask(not divisor, what, "average_divisor")
+        require(not divisor, what, "average_divisor")
         raise Wrong(what, "averaged_over_all")
 
 
@@ -1351,7 +1358,7 @@ def check_norm(
     `found`: the norm on each rank. `ranks`: the place of each, and the squares of its whole and
     its cut parameters.
     """
-    everywhere, found = all(near(each, found[rank]) for each in found), found[rank]
+    everywhere, found = all(isclose(each, found[rank]) for each in found), found[rank]
     own, _ = ranks[rank]
 
     def total(axes: Sequence[int], copies: bool = False, whole: bool = True) -> float:
@@ -1379,4 +1386,4 @@ def check_norm(
         "norm_replicas": [total((0, 1, 2)), total((0, 1, 2), copies=True)],
         "norm_one_axis": [total((2,)), total((0,)), total((0,), whole=here)],
     }
-    ask(near(found, true), what, named(found, known))
+    require(isclose(found, true), what, named(found, known))

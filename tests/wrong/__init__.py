@@ -30,8 +30,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 GRADING = (
-    "graders/__init__.py", "graders/limits.py", "graders/runner.py", "graders/scores.py",
-    "graders/tools.py",
+    "graders/__init__.py", "graders/sandbox.py", "graders/runner.py", "graders/scores.py",
+    "graders/dsl.py",
     "labs/check.py", "labs/cuda_on_cpu.py", "labs/start.py", "tests/grading.py",
     "tests/wrong/__init__.py",
 )  # fmt: skip

@@ -1,0 +1,108 @@
+"""Clocks: how fast the GPUs were clocked while commands ran, and what lowered the clock.
+
+A GPU lowers the clock of its SMs when it reaches its power limit or becomes too hot. The same
+kernel is then slower, so a number that was measured on a GPU is recorded with the clock. NVML
+reports the clock; its Python module is called pynvml (package nvidia-ml-py). Without pynvml or
+without a driver nothing is recorded.
+"""
+
+from __future__ import annotations
+
+import threading
+from types import ModuleType, TracebackType
+
+from worldsize.model.transcript import Clocks
+
+PAUSE = 0.1  # seconds between two samples
+IDLE = "nvmlClocksEventReasonGpuIdle"
+REASONS = {  # the names of NVML's bits, and the words of a transcript
+    "nvmlClocksEventReasonSwPowerCap": "power limit",
+    "nvmlClocksEventReasonSwThermalSlowdown": "heat (software)",
+    "nvmlClocksThrottleReasonHwThermalSlowdown": "heat (hardware)",
+    "nvmlClocksThrottleReasonHwPowerBrakeSlowdown": "power brake",
+    "nvmlClocksThrottleReasonHwSlowdown": "hardware slowdown",
+    "nvmlClocksEventReasonApplicationsClocksSetting": "clock setting",
+    "nvmlClocksEventReasonSyncBoost": "sync boost",
+    "nvmlClocksEventReasonDisplayClockSetting": "display clock setting",
+}
+
+
+def reasons(mask: int, nvml: ModuleType) -> tuple[str, ...]:
+    """Return in words why a clock is low; a bit without words is given as its number."""
+    words = {getattr(nvml, name): text for name, text in REASONS.items()}
+    unknown = mask & ~sum(words) & ~getattr(nvml, IDLE)
+    found = [text for bit, text in words.items() if mask & bit]
+    return (*found, *([f"reason {unknown:#x}"] if unknown else []))
+
+
+class Recorder:
+    """Samples the SM clock of all GPUs of this machine between `with` and its end.
+
+    A GPU that NVML reports as idle is left out, and so is its first sample after that, because
+    its clock may still be rising. Work that is shorter than the pause can be missed.
+    """
+
+    def __init__(self, nvml: ModuleType | None = None, pause: float = PAUSE) -> None:
+        self.nvml, self.pause = nvml or _nvml(), pause
+        self.samples: list[tuple[int, int, int]] = []  # MHz, the maximum, the mask of reasons
+        self._rising: set[int] = set()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Recorder:
+        if self.nvml:
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._ended.set()
+        if self.nvml:
+            self._thread.join()
+
+    def _run(self) -> None:
+        nvml = self.nvml
+        try:
+            nvml.nvmlInit()
+            while not self._ended.wait(self.pause):
+                self.sample()
+            nvml.nvmlShutdown()
+        except nvml.NVMLError:
+            return  # no driver, or a GPU that does not report its clock
+
+    def sample(self) -> None:
+        """Read the clock of each GPU that is busy."""
+        nvml = self.nvml
+        for index in range(nvml.nvmlDeviceGetCount()):
+            gpu = nvml.nvmlDeviceGetHandleByIndex(index)
+            mask = nvml.nvmlDeviceGetCurrentClocksEventReasons(gpu)
+            clock = nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM)
+            most = nvml.nvmlDeviceGetMaxClockInfo(gpu, nvml.NVML_CLOCK_SM)
+            if mask & getattr(nvml, IDLE):
+                self._rising.add(index)
+            elif index in self._rising:
+                self._rising.discard(index)
+            else:
+                self.samples.append((clock, most, mask))
+
+    def result(self) -> Clocks | None:
+        """Return the range of the clock over all samples; None if no GPU was busy."""
+        if not self.samples:
+            return None
+        clocks, maxima, masks = zip(*self.samples, strict=True)
+        mask = 0
+        for each in masks:
+            mask |= each
+        return Clocks(min(clocks), max(clocks), max(maxima), reasons(mask, self.nvml))
+
+
+def _nvml() -> ModuleType | None:
+    try:
+        import pynvml
+    except ModuleNotFoundError:
+        return None
+    return pynvml

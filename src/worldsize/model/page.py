@@ -1,0 +1,351 @@
+"""Page: one parse of a page into headings, fences and prose.
+
+Everything that wants to know what stands where on a page asks here; nothing else looks for
+fences. A page is Markdown, or a lab, whose text cells are Markdown behind ``# ``. Lines are
+counted from 1, as an editor counts them.
+
+An embed is a line of a fence that stands for (part of) a file of the book, in the syntax of
+pymdownx.snippets, with one thing added: a section of a Python file may also be named by a
+function or class, so that a program carries no marker comments only to be quoted::
+
+    --8<-- "snippets/02_ddp/naive.py:train"
+"""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import re
+import textwrap
+import unicodedata
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from pathlib import Path
+
+from worldsize.model import BookError
+
+_FENCE = re.compile(r"^(?P<indent>\s*)(?P<ticks>`{3,})(?P<header>.*)$")
+_HEADER = re.compile(r"^\s*\{?\s*\.?(?P<language>[\w+#-]*)(?P<options>.*?)\}?\s*$")
+_OPTION = re.compile(r'([\w-]+)=(?:"([^"]*)"|(\S+))')
+_HEADING = re.compile(r"(#{1,6}) (.+?)\s*$")
+_OWN_ANCHOR = re.compile(r"\s*\{[^}]*#([\w-]+)[^}]*\}$")
+_EMBED = re.compile(r'^(?P<indent>[ \t]*)--8<--[ \t]+"(?P<target>[^"]+)"[ \t]*$')
+_CALLOUTS = re.compile(r'\s*<div class="callouts" markdown(?:="1")?>\s*$')
+_CALLOUT = re.compile(r"\s*\d+\. +(`+)(?P<quote>.+?)\1(?= |$)")
+_MARKER = re.compile(r"--8<--[ \t]+\[[ \t]*(start|end)[ \t]*:[ \t]*([\w-]+)[ \t]*\]")
+
+
+@dataclass(frozen=True)
+class Embed:
+    """A line of a page that stands for a file, a section of it, or some of its lines."""
+
+    line: int
+    indent: str
+    target: str  # `path`, `path:section` or `path:10:20`
+
+    @property
+    def file(self) -> str:
+        """The path part of the target."""
+        return self.target.partition(":")[0]
+
+    @property
+    def part(self) -> str:
+        """What follows the path: `section`, `10:20`, or nothing."""
+        return self.target.partition(":")[2]
+
+
+@dataclass(frozen=True)
+class Callout:
+    """An explanation of one line of the block above it, which it finds by a quote from it."""
+
+    line: int  # of the page
+    quote: str
+
+
+@dataclass(frozen=True)
+class Heading:
+    """A heading, and the section under it up to the line `end`, its subsections included."""
+
+    line: int
+    level: int
+    text: str
+    anchor: str
+    end: int
+
+
+@dataclass(frozen=True)
+class Fence:
+    """A code block as it stands on the page: `line` opens it, `end` closes it."""
+
+    line: int
+    end: int
+    indent: str
+    ticks: str
+    header: str
+    lines: tuple[str, ...]
+    embeds: tuple[Embed, ...] = ()
+
+    @property
+    def language(self) -> str:
+        return _HEADER.match(self.header)["language"]
+
+    @property
+    def options(self) -> dict[str, str]:
+        """What its header says: `title="x.py" hl_lines="2"`."""
+        found = _OPTION.findall(_HEADER.match(self.header)["options"])
+        return {name: quoted or bare for name, quoted, bare in found}
+
+    def inner(self, line: str) -> str:
+        """A line of it without the indentation of the fence."""
+        blanks = len(line) - len(line.lstrip())
+        return line[min(blanks, len(self.indent)) :]
+
+    @property
+    def embeds_only(self) -> bool:
+        """Whether it consists of embeds and nothing else."""
+        written = [line for line in self.lines if line.strip()]
+        return bool(self.embeds) and len(written) == len(self.embeds)
+
+
+@dataclass
+class Page:
+    """A page, taken apart."""
+
+    lines: list[str]
+    fences: list[Fence] = field(default_factory=list)
+    headings: dict[str, Heading] = field(default_factory=dict)  # by anchor, in order
+    stray_embeds: list[Embed] = field(default_factory=list)  # outside of any fence
+
+    @property
+    def title(self) -> str:
+        return next(iter(self.headings.values())).text if self.headings else ""
+
+    @property
+    def embeds(self) -> list[Embed]:
+        return [embed for fence in self.fences for embed in fence.embeds]
+
+    def section(self, anchor: str = "") -> range:
+        """The lines of a section, its heading first; all lines of the page for no anchor."""
+        if not anchor:
+            return range(1, len(self.lines) + 1)
+        return range(self.headings[anchor].line, self.headings[anchor].end + 1)
+
+    def text(self, anchor: str = "") -> str:
+        """The same as one text."""
+        return "\n".join(self.lines[number - 1] for number in self.section(anchor))
+
+    @cached_property
+    def code(self) -> set[int]:
+        """The numbers of the lines of fences, from those that open them to those that close."""
+        return {n for fence in self.fences for n in range(fence.line, fence.end + 1)}
+
+    def callouts(self, fence: Fence) -> list[Callout]:
+        """The explanations that directly follow a block, each of one of its lines::
+
+            <div class="callouts" markdown>
+
+            1. `part of a line` What the line does.
+
+            </div>
+
+        Raises BookError where one of them does not begin with a quote.
+        """
+        numbers = range(fence.end + 1, len(self.lines) + 1)
+        first = next((n for n in numbers if self.lines[n - 1].strip()), 0)
+        if not first or not _CALLOUTS.match(self.lines[first - 1]):
+            return []
+        found = []
+        for number in range(first + 1, len(self.lines) + 1):
+            line = self.lines[number - 1]
+            if line.strip() == "</div>":
+                break
+            if match := _CALLOUT.match(line):
+                found.append(Callout(number, match["quote"].strip()))
+            elif re.match(r"\s*\d+\. ", line):
+                raise BookError(f"{number}: a callout begins with a quote of its line, in `…`")
+        return found
+
+    def prose(self) -> list[tuple[int, str]]:
+        """The lines outside of fences, with their numbers."""
+        return [(n, line) for n, line in enumerate(self.lines, 1) if n not in self.code]
+
+
+def parse(text: str) -> Page:
+    """Take the Markdown of a page apart."""
+    page = Page(text.split("\n"))
+    heads: list[tuple[int, int, str, str]] = []
+    number = 1
+    while number <= len(page.lines):
+        line = page.lines[number - 1]
+        if match := _FENCE.match(line):
+            fence = _fence(page.lines, number, match)
+            page.fences.append(fence)
+            number = fence.end
+        elif match := _EMBED.match(line):
+            page.stray_embeds.append(Embed(number, match["indent"], match["target"]))
+        elif match := _HEADING.match(line):
+            own = _OWN_ANCHOR.search(match[2])
+            words = match[2][: own.start()] if own else match[2]
+            heads.append((number, len(match[1]), words, own[1] if own else ""))
+        number += 1
+    for place, (number, level, words, own) in enumerate(heads):
+        behind = (n for n, other, _, _ in heads[place + 1 :] if other <= level)
+        end = next(behind, len(page.lines) + 1) - 1
+        anchor = own or _unique(slug(words), page.headings)
+        page.headings[anchor] = Heading(number, level, words, anchor, end)
+    return page
+
+
+def _fence(lines: list[str], number: int, opening: re.Match[str]) -> Fence:
+    """The fence that opens on line `number`; one that is never closed ends with the page."""
+    closing = re.compile(rf"\s*{opening['ticks']}`*\s*")
+    after = range(number + 1, len(lines) + 1)
+    end = next((n for n in after if closing.fullmatch(lines[n - 1])), len(lines) + 1)
+    body = lines[number : end - 1]
+    found = ((n, _EMBED.match(line)) for n, line in enumerate(body, number + 1))
+    embeds = tuple(Embed(n, m["indent"], m["target"]) for n, m in found if m)
+    return Fence(
+        number, end, opening["indent"], opening["ticks"], opening["header"], tuple(body), embeds
+    )
+
+
+def slug(words: str) -> str:
+    """The anchor that Python-Markdown's `toc` gives the first heading of these words."""
+    words = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", words)
+    plain = unicodedata.normalize("NFKD", re.sub(r"[`*$]", "", words))
+    plain = plain.encode("ascii", "ignore").decode()
+    return re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", plain).strip().lower())
+
+
+def _unique(anchor: str, known: Collection[str]) -> str:
+    """The anchor of a further heading of these words: `adam`, `adam_1`, `adam_2`."""
+    numbered = (f"{anchor}_{number}" for number in itertools.count(1))
+    return next(each for each in itertools.chain([anchor], numbered) if each not in known)
+
+
+def read(path: Path) -> Page:
+    """The page in a file, parsed once for each state of the file."""
+    return _read(path, path.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=128)
+def _read(path: Path, _mtime: int) -> Page:
+    text = path.read_text("utf-8")
+    if path.suffix == ".py":  # a lab: its text cells, at their lines
+        text = re.sub(r"^(?!# ).*$", "", text, flags=re.MULTILINE)
+        text = re.sub(r"^# ", "", text, flags=re.MULTILINE)
+    return parse(text)
+
+
+def hold_embeds(path: Path, root: Path) -> None:
+    """Raise BookError with file and line where an embed of the page stands for nothing."""
+    for embed in read(path).embeds:
+        try:
+            resolve(embed, root)
+        except BookError as error:
+            raise BookError(f"{path.relative_to(root)}:{embed.line}: {error}") from None
+
+
+def embedded_files(root: Path) -> dict[str, list[str]]:
+    """Each file that a page embeds, with the places (``docs/x.md:12``) that embed it."""
+    found: dict[str, list[str]] = {}
+    for path in sorted((root / "docs").rglob("*.md")):
+        for embed in read(path).embeds:
+            place = f"{path.relative_to(root)}:{embed.line}"
+            found.setdefault(embed.file, []).append(place)
+    return found
+
+
+# --- what an embed stands for ----------------------------------------------------------------
+
+
+def expanded(fence: Fence, root: Path) -> list[str]:
+    """The lines of a fence, each embed replaced by what it stands for; two of them apart.
+
+    Raises BookError where one stands for nothing.
+    """
+    embeds = {embed.line: embed for embed in fence.embeds}
+    found: list[str] = []
+    for number, line in enumerate(fence.lines, fence.line + 1):
+        if number not in embeds:
+            found.append(fence.inner(line))
+            continue
+        if number > fence.embeds[0].line:
+            apart = fence.embeds[0].file.endswith(".py") and "." not in embeds[number].part
+            found += [""] * (2 if apart else 1)  # methods are nearer to each other
+        indent = fence.inner(embeds[number].indent)
+        found += [indent + text if text else "" for text in resolve(embeds[number], root)]
+    return found
+
+
+def resolve(embed: Embed, root: Path) -> list[str]:
+    """The lines that an embed stands for, dedented.
+
+    Raises BookError where the file, the section or the lines do not exist.
+    """
+    path = root / embed.file
+    if not path.is_file() or not _is_inside(path, root):
+        raise BookError(f"there is no file {embed.file} to embed")
+    text = path.read_text("utf-8")
+    lines = text.splitlines()
+    if match := re.fullmatch(r":?(\d*)(?::(\d*))?", embed.part):
+        first, last = int(match[1] or 1), int(match[2] or 0) or None
+        lines = lines[first - 1 : last]
+        if not lines:
+            raise BookError(f"{embed.file} has no lines {embed.part}")
+    else:
+        lines = _section(embed, text, lines)
+    lines = [line for line in lines if not _MARKER.search(line)]
+    return textwrap.dedent("\n".join(lines)).strip("\n").split("\n")
+
+
+@lru_cache(maxsize=4096)
+def _is_inside(path: Path, root: Path) -> bool:
+    """Whether a file lies in a folder, links followed."""
+    return path.resolve().is_relative_to(root.resolve())
+
+
+def _section(embed: Embed, text: str, lines: list[str]) -> list[str]:
+    """The lines between the markers of a section, or those of a function or class."""
+    marks = {(m[1], m[2]): n for n, line in enumerate(lines) if (m := _MARKER.search(line))}
+    if ("start", embed.part) in marks:
+        if ("end", embed.part) not in marks:
+            raise BookError(f"{embed.file} starts section {embed.part!r} and never ends it")
+        return lines[marks["start", embed.part] + 1 : marks["end", embed.part]]
+    named = _named(text) if embed.file.endswith(".py") else {}
+    if embed.part in named:
+        first, last = named[embed.part]
+        return lines[first - 1 : last]
+    known = sorted({mark for _, mark in marks} | set(named))
+    raise BookError(
+        f"{embed.file} has no section, function or class {embed.part!r}; "
+        f"it has: {', '.join(known)}"
+    )
+
+
+@lru_cache(maxsize=1024)
+def _named(source: str) -> dict[str, tuple[int, int]]:
+    """First and last line of every function and class, outermost first.
+
+    One inside another is found by its own name, and by the names of both: ``Bucket.launch``.
+    """
+    named: dict[str, tuple[int, int]] = {}
+    level: list[tuple[str, ast.AST]] = [("", ast.parse(source))]
+    holders = (ast.stmt, ast.excepthandler, ast.match_case)  # no expression holds a function
+    while level:
+        below = []
+        for prefix, node in level:
+            for child in ast.iter_child_nodes(node):
+                if not isinstance(child, holders):
+                    continue
+                inside = prefix
+                if isinstance(child, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef):
+                    first = min([child.lineno, *(d.lineno for d in child.decorator_list)])
+                    lines = first, child.end_lineno or first
+                    named.setdefault(child.name, lines)
+                    named.setdefault(f"{prefix}{child.name}", lines)
+                    inside = f"{prefix}{child.name}."
+                below.append((inside, child))
+        level = below
+    return named

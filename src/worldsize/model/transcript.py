@@ -1,0 +1,266 @@
+"""Transcripts: the commands of a program, what they printed, and where that was recorded.
+
+A transcript is a text file beside its program::
+
+    # recorded 2026-11-21 on 2 CPU cores (x86_64), torch 2.13.0, Python 3.11.7, in 4.1 s
+    $ torchrun --nproc-per-node=4 ring_all_reduce.py
+    64.0 MiB reduced over 4 ranks
+    ring ≈0.21 s
+    $ torchrun --nproc-per-node=4 ring_all_reduce.py --broken
+    RuntimeError: what the program printed
+    [exit status 1]
+
+The first line is the provenance. If it was recorded on a GPU, it may end with the clock of the
+GPU: ``, SM clock 1410 to 1980 of 1980 MHz, lowered by power limit``. A ``$`` line is a command:
+what the reader types, what is run and what was recorded. ``[exit status N]`` under a command
+says that it leaves with N.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from dataclasses import dataclass, field
+
+from worldsize.model import BookError
+
+RELATIVE_TOLERANCE = 1e-3
+TIMING_FACTOR = (
+    500  # times that a measured number may be larger or smaller on another, busy machine
+)
+PERCENTAGE_FACTOR = 50  # the same for a measured percentage
+DETERMINISTIC_FACTOR = (
+    1.5  # times, where the program is steady: it asks no clock and no machine
+)
+ROUNDING_FACTOR = 10  # times, there, for a number like 3e-7: it is what rounding left
+
+_WHOLE = r"\d+(?:[,_]\d{3})*"
+_NUMBER = rf"[-+]?{_WHOLE}(?:\.\d+)?(?:[eE][-+]?\d+)?"
+_MEASURED = re.compile(rf"≈ *(?:{_NUMBER}|[-+]?(?:nan|inf)\b)(%?)")
+_DECIMAL = re.compile(
+    rf"(?<![\w.])[-+]?(?:{_WHOLE}\.\d+(?:[eE][-+]?\d+)?|\d+[eE][-+]?\d+)(?![\w.]*\.\d)"
+)
+_STATUS = re.compile(r"^\[exit status (\d+)\]$")
+_PROVENANCE = re.compile(
+    r"^# recorded (?P<date>\d{4}-\d\d-\d\d) on (?P<device>.+), "
+    r"torch (?P<torch>\S+), Python (?P<python>\S+), in (?P<seconds>[\d.]+) s"
+    r"(?:, (?P<clocks>SM clock .+))?$"
+)
+_CLOCKS = re.compile(
+    r"SM clock (?P<lowest>\d+)(?: to (?P<highest>\d+))? of (?P<maximum>\d+) MHz"
+    r"(?:, lowered by (?P<reasons>.+))?"
+)
+
+
+@dataclass(frozen=True)
+class Clocks:
+    """The clock of the SMs in MHz, while the commands of a transcript used the GPU."""
+
+    lowest: int
+    highest: int
+    maximum: int  # that this kind of GPU can reach
+    reasons: tuple[str, ...] = ()  # why the clock was lowered, in words
+
+    @classmethod
+    def parse(cls, text: str) -> Clocks | None:
+        """Read the end of a provenance line; None where it has another form."""
+        match = _CLOCKS.fullmatch(text)
+        if match is None:
+            return None
+        lowest, reasons = int(match["lowest"]), match["reasons"]
+        highest = int(match["highest"] or lowest)
+        words = tuple(reasons.split(" and ")) if reasons else ()
+        return cls(lowest, highest, int(match["maximum"]), words)
+
+    def __str__(self) -> str:
+        first = f"{self.lowest} to " if self.lowest != self.highest else ""
+        why = f", lowered by {' and '.join(self.reasons)}" if self.reasons else ""
+        return f"SM clock {first}{self.highest} of {self.maximum} MHz{why}"
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Where and when a transcript was recorded."""
+
+    date: str
+    device: str
+    torch: str
+    python: str
+    seconds: float
+    clocks: Clocks | None = None  # of the GPU; older recordings have none
+
+    def __str__(self) -> str:
+        clocks = f", {self.clocks}" if self.clocks else ""
+        return (
+            f"# recorded {self.date} on {self.device}, torch {self.torch}, "
+            f"Python {self.python}, in {self.seconds:.1f} s{clocks}"
+        )
+
+
+@dataclass
+class Command:
+    """One command of a transcript: the line after ``$``, its output, its exit status."""
+
+    command_line: str
+    output: list[str] = field(default_factory=list)
+    status: int = 0
+    line: int = 1
+
+    def lines(self) -> list[str]:
+        """The command as it stands in the file, with all that belongs to it."""
+        ending = [f"[exit status {self.status}]"] if self.status else []
+        return [*f"$ {self.command_line}".split("\n"), *self.output, *ending]
+
+
+@dataclass
+class Transcript:
+    """A whole transcript."""
+
+    commands: list[Command]
+    provenance: Provenance | None = None
+
+    @classmethod
+    def parse(cls, text: str, name: str = "transcript", above: int = 0) -> Transcript:
+        """Read a transcript of the file ``name``, in which ``above`` lines stand before it.
+
+        Raises BookError with file and line where it is not one.
+        """
+
+        def wrong(message: str, number: int) -> BookError:
+            return BookError(f"{name}:{above + number}: {message}")
+
+        lines = text.rstrip("\n").split("\n") if text.strip() else []
+        if not lines:
+            raise wrong("the transcript is empty: write its `$ command` line", 1)
+        provenance, commands = None, []
+        if lines[0].startswith("# "):
+            match = _PROVENANCE.match(lines[0])
+            clocks = Clocks.parse(match["clocks"]) if match and match["clocks"] else None
+            if match is None or (match["clocks"] and clocks is None):
+                raise wrong("this is no `# recorded …` line", 1)
+            parts = {"seconds": float(match["seconds"]), "clocks": clocks}
+            provenance = Provenance(**match.groupdict() | parts)
+        goes_on = False
+        for number, line in enumerate(lines, 1):
+            if provenance and number == 1:
+                continue
+            if goes_on:
+                commands[-1].command_line += f"\n{line}"
+            elif line.startswith("$ "):
+                commands.append(Command(line[2:], line=number))
+            elif not commands:
+                raise wrong("output before the first `$ command` line", number)
+            elif match := _STATUS.match(line):
+                commands[-1].status = int(match[1])
+            elif commands[-1].status:
+                raise wrong("output after `[exit status …]`", number)
+            else:
+                commands[-1].output.append(line)
+            goes_on = line.endswith("\\") and (goes_on or line.startswith("$ "))
+        if not commands:
+            raise wrong("no `$ command` line", 1)
+        return cls(commands, provenance)
+
+    def text(self) -> str:
+        """The transcript as it stands in its file."""
+        head = [str(self.provenance)] if self.provenance else []
+        body = [line for command in self.commands for line in command.lines()]
+        return "\n".join([*head, *body]) + "\n"
+
+
+def output_lines(text: str) -> list[str]:
+    """What a command printed, as lines without trailing blanks, fit to stand in a transcript.
+
+    Raises ValueError where a line would be read back as something else.
+    """
+    lines = [re.sub(r".*\r(?=.)", "", line).rstrip() for line in text.rstrip().split("\n")]
+    lines = [] if lines == [""] else lines
+    for line in lines:
+        if line.startswith("$ ") or _STATUS.match(line):
+            raise ValueError(f"the output line {line!r} would read as a transcript's own line")
+    return lines
+
+
+def _shape(line: str) -> str:
+    """The line with everything that may differ taken out: equal shapes can still be unequal."""
+    if "≈" in line:
+        line = re.sub(r" +", " ", _MEASURED.sub(r"≈#\1", line))
+        line = line.replace(" ≈#", "≈#").strip()
+    return _DECIMAL.sub("#.#", line)
+
+
+def same_line(expected: str, actual: str, deterministic: bool = False) -> bool:
+    """Whether two output lines agree.
+
+    A number directly behind ``≈`` was measured: it may be `TIMING_FACTOR` times larger or
+    smaller (a
+    percentage `PERCENTAGE_FACTOR` times), counted from its last digit, so that 0.0% is near
+    0.1% and
+    far from 75%; where the program is `deterministic`, `DETERMINISTIC_FACTOR` times.
+    Any other decimal agrees within a relative tolerance of 1e-3. Text and integers must be
+    equal.
+    """
+    if expected == actual:
+        return True
+    if _shape(expected) != _shape(actual):
+        return False
+    pairs = zip(_decimals(expected), _decimals(actual), strict=True)
+    measured = zip(_measured(expected), _measured(actual), strict=True)
+    return all(math.isclose(a, b, rel_tol=RELATIVE_TOLERANCE) for a, b in pairs) and all(
+        _near(*pair, deterministic=deterministic) for pair in measured
+    )
+
+
+def _measured(line: str) -> list[str]:
+    return [match[0] for match in _MEASURED.finditer(line)]
+
+
+def _near(*pair: str, deterministic: bool) -> bool:
+    """Whether two measured numbers are as close as two machines' may be expected to be."""
+    a, b = map(_value, pair)
+    low, high = sorted((abs(a), abs(b)))
+    if not (math.isfinite(low) and math.isfinite(high)):
+        return str(low) == str(high)
+    least = min(map(_last_digit, pair))
+    if deterministic:
+        band = ROUNDING_FACTOR if "e" in pair[0].lower() else DETERMINISTIC_FACTOR
+        return abs(a - b) <= (band - 1) * low + 2 * least
+    band = PERCENTAGE_FACTOR if pair[0].endswith("%") else TIMING_FACTOR
+    return high + least <= band * (low + least)
+
+
+def _last_digit(text: str) -> float:
+    """What one more in the last digit of a number comes to: 0.1 of 3.5, 1e-8 of 2.5e-7."""
+    mantissa, _, exponent = text.strip("%").lower().partition("e")
+    if exponent and not _value(text):
+        return 1e-6  # an error of 0e+00 is none in float32
+    return 10.0 ** (int(exponent or 0) - len(mantissa.partition(".")[2]))
+
+
+def _value(text: str) -> float:
+    return float(re.sub("[≈ ,_%]", "", text))
+
+
+def _decimals(line: str) -> list[float]:
+    """The numbers of a line that are neither measured nor whole."""
+    found = _DECIMAL.findall(_MEASURED.sub("", line))
+    return [_value(number) for number in found]
+
+
+def difference(
+    expected: list[str], actual: list[str], deterministic: bool = False
+) -> list[str]:
+    """A short diff between two outputs; empty where they agree, as `same_line` sees it."""
+    shapes = [_shape(line) for line in expected], [_shape(line) for line in actual]
+    matcher = difflib.SequenceMatcher(None, *shapes, autojunk=False)
+    diff: list[str] = []
+    for kind, a0, a1, b0, b1 in matcher.get_opcodes():
+        if kind == "equal":
+            for a, b in zip(expected[a0:a1], actual[b0:b1], strict=True):
+                if not same_line(a, b, deterministic):
+                    diff += [f"- {a}", f"+ {b}"]
+        else:
+            diff += [f"- {line}" for line in expected[a0:a1]]
+            diff += [f"+ {line}" for line in actual[b0:b1]]
+    return diff if len(diff) <= 40 else [*diff[:40], f"  … and {len(diff) - 40} lines more"]

@@ -1,0 +1,70 @@
+"""Changes: what readers would notice, from `docs/changes.yml`, as a page and as an RSS feed."""
+
+from __future__ import annotations
+
+import datetime
+import re
+from email.utils import format_datetime
+from itertools import groupby
+from pathlib import Path
+from xml.etree import ElementTree
+
+from mkdocs.config.defaults import MkDocsConfig
+
+from worldsize.site import template, yaml_schema
+from worldsize.site.yaml_schema import Schema, SchemaError
+
+FILE = "docs/changes.yml"
+FEED = "changes.xml"
+
+
+class Change(Schema):
+    """One thing that a reader would notice."""
+
+    date: datetime.date
+    title: str
+    what: str
+    corrects: bool = False  # something was false before
+
+
+def _read(root: Path) -> list[Change]:
+    every = yaml_schema.read(root, FILE, list[Change])
+    with yaml_schema.naming(FILE):
+        yaml_schema.require_unique(each.title for each in every)
+        if every != sorted(every, key=lambda each: each.date, reverse=True):
+            raise SchemaError("the newest stand first")
+    return every
+
+
+def show(words: list[str], root: Path) -> str:
+    """What `<!-- changes: all -->` asks for, as Markdown."""
+    if words != ["all"]:
+        raise SchemaError("there is `all`")
+    days = [(day, list(of)) for day, of in groupby(_read(root), key=lambda each: each.date)]
+    return template.render("changes", days=days)
+
+
+def feed(root: Path, config: MkDocsConfig) -> str:
+    """The changes as RSS 2.0."""
+    rss = ElementTree.Element("rss", version="2.0")
+    channel, page = ElementTree.SubElement(rss, "channel"), f"{config.site_url}changes/"
+    about = {"title": f"{config.site_name}: changes", "link": page}
+    _fill(channel, about | {"description": "What readers would notice."})
+    for each in _read(root):
+        at = datetime.datetime.combine(each.date, datetime.time(), datetime.UTC)
+        said = {
+            "title": each.title,
+            "link": page,
+            "guid": f"{page}#{each.date} {each.title}",
+            "pubDate": format_datetime(at, usegmt=True),
+            "description": re.sub(r"\[([^]]*)\]\([^)]*\)|`", r"\1", each.what),
+        }
+        _fill(ElementTree.SubElement(channel, "item"), said)
+    ElementTree.indent(rss)
+    return ElementTree.tostring(rss, "unicode", xml_declaration=True) + "\n"
+
+
+def _fill(parent: ElementTree.Element, said: dict[str, str]) -> None:
+    for name, text in said.items():
+        mark = {"isPermaLink": "false"} if name == "guid" else {}
+        ElementTree.SubElement(parent, name, mark).text = text

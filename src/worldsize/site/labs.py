@@ -1,0 +1,75 @@
+"""Labs as pages, beside mkdocs-jupyter.
+
+mkdocs-jupyter finds the lab scripts, makes pages of them with addresses of their own, and puts
+each script beside its page. Its HTML, though, brings along 600 kB of notebook styles and asks
+another host for a script; no option leaves these out. So its rendering is taken off the page
+again, and the cells go through the book's own Markdown: the same code blocks, formulas, table
+of contents and dark scheme as in a chapter.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from pathlib import Path
+
+import jupytext
+from mkdocs.structure.files import File
+from mkdocs.structure.pages import Page
+from nbformat import NotebookNode
+
+from worldsize.model.program import Program
+from worldsize.site import template
+from worldsize.site.embeds import transcript
+
+LAB = re.compile(r"labs/lab\d\d_\w+\.py")
+MARK = re.compile(r"^\s*(?:#|//) (>>>|<<<|hint:).*\n?", re.MULTILINE)
+
+
+def is_lab(file: File) -> bool:
+    return bool(LAB.fullmatch(file.src_uri))
+
+
+@functools.lru_cache(maxsize=64)
+def cells(script: str) -> list[NotebookNode]:
+    """The cells of a percent script."""
+    return jupytext.reads(script, fmt="py:percent").cells
+
+
+@functools.lru_cache(maxsize=64)
+def to_markdown(script: str) -> str:
+    """Return a percent script's cells as one Markdown text.
+
+    The marks around solutions and the hints for blanks, which `start.py` reads, are left out.
+    """
+    parts = []
+    for cell in cells(script):
+        source = MARK.sub("", cell.source).rstrip()
+        if cell.cell_type == "markdown":
+            parts.append(source)
+        elif source:
+            parts.append(f"````python\n{source}\n````")
+    return "\n\n".join(parts) + "\n"
+
+
+def page_text(page: Page, root: Path, opens: dict[str, str]) -> str:
+    """The Markdown of a lab's page, with links to where its notebook opens; sets its
+    description where it has none."""
+    text = to_markdown(Path(page.file.abs_src_path).read_text("utf-8"))
+    title, _, rest = text.partition("\n")
+    if not title.startswith("# "):
+        raise ValueError(f"{page.file.src_uri}: the first cell must begin with '# Title'")
+    paragraph = re.search(r"^[A-Z].*?(?=\n\n|\Z)", rest, re.MULTILINE | re.DOTALL)
+    if paragraph and "description" not in page.meta:
+        words = re.sub(r"[`*$\\]|\s+", " ", paragraph[0]).strip()
+        page.meta["description"] = re.match(r".{0,300}(?:[.:](?= |$)|$)|.{300}", words)[0]
+    program = Program(root, root / page.file.src_uri)
+    page.meta["made_of"] = program.name
+    return template.render(
+        "lab",
+        title=title,
+        name=program.path.stem,
+        opens=opens,
+        cells=rest,
+        transcript=transcript(program) if program.devices else "",
+    )

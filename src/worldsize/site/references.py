@@ -1,0 +1,219 @@
+"""References: the entries of `docs/references.yml` as tables on a page.
+
+`<!-- references: entries -->` becomes one table for each topic; `counts`, `orders` and
+`syllabus` in place of entries become what the templates of their names say.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+
+from worldsize.model import ROOT
+from worldsize.site import template, yaml_schema
+from worldsize.site.yaml_schema import Schema, SchemaError
+
+FILE = "docs/references.yml"
+KINDS = {
+    "paper": "papers",
+    "documentation": "pages of documentation",
+    "code": "repositories",
+    "tutorial": "tutorials",
+    "post": "posts and reports",
+    "video": "videos",
+    "book": "books and courses",
+    "community": "communities",
+    "tool": "tools",
+}
+PRIORITIES = {"must": "must", "should": "should", "deep": "deep dive"}
+# What an entry rests on. What was opened says nothing; the rest says so in the table.
+BASES = {
+    "opened": "",
+    "chapters": "We checked only the parts that the chapters cite.",
+    "outline": "We read only its table of contents.",
+    "abstract": "We read only its abstract.",
+    "part": "We read only a part of it.",
+    "title": "We know only its title.",
+}
+PARTS = ("counts", "entries", "orders", "syllabus")
+ADDRESS = re.compile(r"https://[\w.-]+(/[^\s?#]*)?(\?v=[\w-]{11})?(#[\w.-]+)?")
+
+
+# ---- the schema of the file
+
+
+class Topic(Schema):
+    title: str
+    about: str
+
+
+class Entry(Schema, kw_only=True):
+    """A paper, a page, a video: what to read it for, and where the book needs it."""
+
+    id: str
+    title: str
+    by: str
+    year: int | str  # `living` for what is kept up to date
+    where: str
+    url: str
+    kind: Literal[*KINDS]
+    topic: str
+    also: tuple[str, ...] = ()  # further topics
+    priority: Literal[*PRIORITIES]
+    minutes: Annotated[int, msgspec.Meta(ge=0, le=6000)]
+    basis: Literal[*BASES]
+    focus: str
+    insight: str
+    book: str  # Markdown links
+    labs: tuple[str, ...] = ()
+    formerly: tuple[str, ...] = ()  # addresses that lead there
+    was: str = ""
+    rests: str = ""  # what of it was read, or else on what its lines rest
+
+    def __post_init__(self) -> None:
+        if not ADDRESS.fullmatch(self.url):
+            raise SchemaError(f"url {self.url!r} is not https, or has parameters")
+        if "arxiv.org" in self.url and not re.search(r"/abs/\d{4}\.\d{5}$", self.url):
+            raise SchemaError(
+                "an arXiv link is https://arxiv.org/abs/ and its number, no version"
+            )
+        if self.basis == "part" and not self.rests:
+            raise SchemaError("rests missing: which part of it was read")
+        for field in ("focus", "insight"):
+            text = getattr(self, field)
+            if "|" in text or not text.rstrip().endswith((".", "?", ")")):
+                raise SchemaError(f"{field} is no sentence that fits into a table")
+        if not all(_lab(each) for each in self.labs):
+            raise SchemaError(f"labs {self.labs}: no such lab")
+
+    @property
+    def topics(self) -> list[str]:
+        return [self.topic, *self.also]
+
+    @property
+    def origin(self) -> str:
+        """Who, when and where: no year for what is kept up to date, no publisher twice."""
+        if self.year != "living":
+            return f"{self.by} ({self.year}). {self.where}"
+        return self.where if self.by in self.where else f"{self.by}. {self.where}"
+
+    @property
+    def notes(self) -> list[str]:
+        return list(filter(None, [f"{BASES[self.basis]} {self.rests}".strip(), self.was]))
+
+
+class Order(Schema):
+    title: str
+    why: str
+    read: list[str]
+
+
+class Item(Schema, kw_only=True):
+    """A topic of the syllabus: the entries of its video and its text."""
+
+    number: str
+    title: str
+    video: str
+    video_part: str = ""
+    post: str
+    post_part: str = ""
+    take: str
+    book: str
+
+
+class References(Schema):
+    topics: dict[str, Topic]
+    entries: list[Entry]
+    orders: list[Order]
+    syllabus: list[Item]
+
+    @property
+    def by_id(self) -> dict[str, Entry]:
+        return {entry.id: entry for entry in self.entries}
+
+    @property
+    def must_minutes(self) -> int:
+        return sum(entry.minutes for entry in self.entries if entry.priority == "must")
+
+    def count(self, **wanted: str) -> int:
+        """How many entries are of a kind, a priority or a basis."""
+        return sum(
+            all(getattr(entry, field) == value for field, value in wanted.items())
+            for entry in self.entries
+        )
+
+    def read(self, order: Order) -> list[Entry]:
+        return [self.by_id[name] for name in order.read]
+
+    def of(self, topic: str) -> list[Entry]:
+        """The entries of a topic, what is a must first."""
+        chosen = [entry for entry in self.entries if entry.topic == topic]
+        return sorted(chosen, key=lambda entry: list(PRIORITIES).index(entry.priority))
+
+    def __post_init__(self) -> None:
+        yaml_schema.require_unique(entry.id for entry in self.entries)
+        for entry in self.entries:
+            if unknown := set(entry.topics) - self.topics.keys():
+                raise SchemaError(f"{entry.id}: {', '.join(sorted(unknown))}: no such topic")
+        named = [(each.title, each.read) for each in self.orders]
+        named += [(each.title, [each.video, each.post]) for each in self.syllabus]
+        for title, names in named:
+            if unknown := [name for name in names if name not in self.by_id]:
+                raise SchemaError(f"{title}: no entry {unknown[0]!r}")
+
+
+@functools.lru_cache(maxsize=2)
+def load(text: str) -> References:
+    """The data, checked. Raises DataError, which names the file, the line and the entry."""
+    return yaml_schema.decode(text, FILE, References)
+
+
+def titles(root: Path) -> dict[str, str]:
+    """The title of each entry, by the anchor of its row."""
+    path = root / FILE
+    known = load(path.read_text("utf-8")).by_id if path.is_file() else {}
+    return {name: entry.title for name, entry in known.items()}
+
+
+def _lab(number: str) -> str:
+    """The file of a lab, from the folder docs/: "" where there is none."""
+    found = sorted((ROOT / "labs").glob(f"lab{number}_*.py"))
+    return f"labs/{found[0].name}" if found else ""
+
+
+# ---- what the page shows
+
+
+def duration(minutes: int) -> str:
+    """Minutes as one reads them: 45 min, 1¼ h, 12 h; "" for what has no time of its own."""
+    if minutes == 0:
+        return ""
+    if minutes < 60:
+        return f"{minutes} min"
+    if minutes >= 600:
+        return f"{round(minutes / 60)} h"
+    hours, quarters = divmod(round(minutes / 15), 4)
+    return f"{hours}{['', '¼', '½', '¾'][quarters]} h"
+
+
+def shown(part: str, known: References) -> str:
+    """One of the PARTS, of these references."""
+    return template.render(
+        f"references/{part}",
+        known=known,
+        kinds=KINDS,
+        priorities=PRIORITIES,
+        duration=duration,
+        lab=_lab,
+    )
+
+
+def show(words: list[str], root: Path) -> str:
+    """The Markdown of one of the PARTS of a page."""
+    if words[0] not in PARTS or words[1:]:
+        raise SchemaError(f"none of {', '.join(PARTS)}")
+    return shown(words[0], load((root / FILE).read_text("utf-8")))

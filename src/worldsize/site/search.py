@@ -1,0 +1,107 @@
+"""Search: the text in which a reader's browser looks, `search/text.json`.
+
+It is all that `docs/assets/search.js` reads: for each section of each page the address,
+the title, the plain text and the code of the programs. A word in a program says less about
+its section than a word in a sentence or in an error message, so the code is kept apart. Of a
+lab's program, which is complete on its page, only the comments and the strings are kept. The
+theme asks for `search/search_index.json` on every page. That file contains the settings alone,
+so that only those who search fetch the text.
+"""
+
+from __future__ import annotations
+
+import functools
+import html
+import json
+import re
+from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.pages import Page
+
+from worldsize.site import incremental_output
+
+# address, title as HTML, text, weight, the code of the programs
+Section = tuple[str, str, str, float, str]
+
+# what points at what the chapters explain, and so is not what a reader looks for first
+POINTERS = re.compile(
+    r"(tracks/|assessment/|what_ran_where|11_references|11_releases|glossary|labs/)"
+    r"|.*#(check-yourself|go-deeper|links)$"
+)
+# headings above the sections of errors, each of which begins with its message
+FAILURES = re.compile(r"go(es)?-wrong|error")
+
+NO_TEXT = re.compile(  # a formula of its own line would be shown as a heap of letters
+    r'<(svg|script|style)\b.*?</\1>|<div class="formula".*?</div>|<a class="headerlink".*?</a>',
+    re.DOTALL,
+)
+HEADING = re.compile(r'<h([1-6]) id="([^"]+)"[^>]*>(.*?)</h[1-6]>', re.DOTALL)
+PROGRAM = re.compile(r'<div class="language-(?:python|cuda|cpp).*?</pre>', re.DOTALL)
+SAYS = re.compile(r'<span class="(?:s|c|nf|nc)\w*">(.*?)</span>', re.DOTALL)
+WORDS = re.compile(r"^(?!\s*Recorded 20\d\d-|\s*assert ).*[^\W\d]{3}")
+INLINE = re.compile(r"</?(?:a|abbr|b|code|del|em|i|kbd|m\w+|span|strong|sub|sup)\b[^>]*>")
+
+
+@functools.lru_cache(maxsize=128)
+def sections(content: str, title: str, url: str) -> list[Section]:
+    """The sections of a page, from its HTML; the first has the address of the page."""
+    if url.startswith("labs/"):
+        content = PROGRAM.sub(lambda code: " ".join(SAYS.findall(code[0])), content)
+    before, *parts = HEADING.split(NO_TEXT.sub("", content))
+    found = list(zip(parts[::4], parts[1::4], parts[2::4], parts[3::4], strict=True))
+    if not found or _text(before):
+        found.insert(0, ("1", "", title, before))
+    rows: list[Section] = []
+    failures = False  # whether the chapter is one of errors
+    for level, anchor, name, text in found:
+        if level <= "2":
+            failures = bool(FAILURES.search(anchor))
+        address = f"{url}#{anchor}" if rows else url
+        rows.append(
+            (
+                address,
+                re.sub(r"<(?!/?code>)[^>]*>", "", name),
+                _text(PROGRAM.sub("\n", text)),
+                _weight(address, failures and level > "2"),
+                _text("\n".join(PROGRAM.findall(text))),
+            )
+        )
+    return rows
+
+
+def _weight(address: str, is_failure: bool) -> float:
+    """The weight of a section: more than 1 for an error, less for one that points elsewhere."""
+    if not address or address.startswith("#"):
+        return 0.4  # the home page: error messages, too, contain the words of the book's name
+    return 0.55 if POINTERS.match(address) else 1.2 if is_failure else 1
+
+
+def _text(part: str) -> str:
+    """Plain text: each line that has a word and is no assertion, none twice in a section."""
+    lines = html.unescape(re.sub(r"<[^>]+>", "\n", INLINE.sub("", part))).splitlines()
+    return "\n".join(
+        dict.fromkeys(" ".join(each.split()) for each in lines if WORDS.search(each))
+    )
+
+
+class Index:
+    """In the place of the index of the theme's search plugin."""
+
+    def __init__(self, config: MkDocsConfig) -> None:
+        self.folder = Path(config.site_dir, "search")
+        plugin = config.plugins.get("material/search")
+        if plugin:
+            plugin.search_index = self
+            config.plugins.events["page_context"].remove(plugin.on_page_context)
+            self.settings = {each: plugin.config[each] for each in ("lang", "separator")}
+        self.sections: list[Section] = []
+
+    def add(self, page: Page, content: str) -> None:
+        if not page.meta.get("search", {}).get("exclude"):
+            self.sections += sections(content, str(page.title), page.url)
+
+    def generate_search_index(self, _previous: object) -> str:
+        text = json.dumps(self.sections, ensure_ascii=False, separators=(",", ":"))
+        incremental_output.write(text.encode(), str(self.folder / "text.json"))
+        return json.dumps({"config": self.settings, "docs": []})

@@ -1,0 +1,50 @@
+"""Templates: the text of what becomes part of a page, as `templates/NAME.md.jinja`.
+
+Python gives them names and numbers; how a piece of a page looks stands there, and is Markdown,
+so MkDocs checks its links. A template is read again once its file has changed.
+"""
+
+from __future__ import annotations
+
+import traceback
+from pathlib import Path
+
+import jinja2
+
+from worldsize.site.yaml_schema import DataError
+
+
+def _line(text: object) -> str:
+    """On one line, as an item of a list or a cell of a table must be."""
+    return " ".join(str(text).split())
+
+
+def _cell(text: object) -> str:
+    """A cell of a table, whose text may have the mark between two cells in it."""
+    return _line(text).replace("|", "&#124;")
+
+
+def _row(text: str) -> str:
+    """A row of a table from a block of text: a blank line separates cells, a line breaks."""
+    cells = ("<br>".join(cell.split("\n")) for cell in text.strip().split("\n\n"))
+    return f"| {' | '.join(cells)} |\n"
+
+
+TEMPLATES = jinja2.Environment(
+    loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
+    trim_blocks=True,
+    lstrip_blocks=True,
+    undefined=jinja2.StrictUndefined,
+)
+TEMPLATES.filters |= {"line": _line, "cell": _cell, "row": _row}
+
+
+def render(name: str, /, **values: object) -> str:
+    """The text of a template; raise DataError, with its file and line, where it is wrong."""
+    try:
+        return TEMPLATES.get_template(f"{name}.md.jinja").render(values)
+    except jinja2.TemplateError as error:
+        trace = traceback.extract_tb(error.__traceback__)
+        place = [each for each in trace if each.filename.endswith(".jinja")][-1:]
+        where = "".join(f"{each.filename}:{each.lineno}: " for each in place)
+        raise DataError(f"{where}{error}") from error

@@ -1,0 +1,1 @@
+"""Command-line tools around the book: GPU recording, newer packages, comparisons."""

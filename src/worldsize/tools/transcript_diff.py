@@ -1,0 +1,53 @@
+"""Changed: the outputs that differ between two commits: python -m
+worldsize.tools.transcript_diff OLD NEW
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from worldsize.model import ROOT, BookError
+from worldsize.model.transcript import Command, Transcript, difference
+
+FOLDERS = ("snippets/", "labs/", "assessment/")
+
+
+def git(*words: str) -> str:
+    done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True)
+    if done.returncode:
+        raise BookError(done.stderr.strip())
+    return done.stdout
+
+
+def commands(commit: str, name: str) -> dict[str, Command]:
+    """The commands of a transcript as a commit has it."""
+    found = Transcript.parse(git("show", f"{commit}:{name}"), name).commands
+    return {each.command_line: each for each in found}
+
+
+def changed(old: str, new: str) -> str:
+    """As Markdown: each command that both have and that prints something else, as a diff."""
+    parts = []
+    for name in git("diff", "--name-only", "--diff-filter=M", old, new).split("\n"):
+        if not (name.startswith(FOLDERS) and name.endswith(".txt")):
+            continue
+        before, after = commands(old, name), commands(new, name)
+        diff = []
+        for command_line in filter(after.__contains__, before):
+            lines = difference(
+                before[command_line].lines()[1:], after[command_line].lines()[1:]
+            )
+            diff += [f"  $ {command_line}", *lines] if lines else []
+        if diff:
+            parts.append("\n".join([f"## {name}", "", "```diff", *diff, "```"]))
+    return "\n\n".join(parts)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit("name two commits: python -m worldsize.tools.transcript_diff OLD NEW")
+    try:
+        print(changed(*sys.argv[1:]))
+    except BookError as error:
+        sys.exit(str(error))
