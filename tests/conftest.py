@@ -44,8 +44,8 @@ TOGETHER = re.compile(
 )
 ON_THE_SITE = re.compile(r"tests/test_(site|browser_\w+)\.py")
 # what the built site is made of
-SITE = ["assessment", "book", "docs", "labs", "mkdocs.yml", "overrides", "snippets"]
-PROGRAMS_AND_PAGES = {*SITE} - {"book", "overrides"}
+SITE = ["assessment", "src", "docs", "labs", "mkdocs.yml", "overrides", "snippets"]
+PROGRAMS_AND_PAGES = {*SITE} - {"src", "overrides"}
 READS, READ = Path(__file__).parent / "reads", pytest.StashKey[int]()
 # read by all, or known to all tests
 NEVER = (".venv/", ".git/", ".cache/", "site/", "tests/reads/", "requirements/")
@@ -182,7 +182,7 @@ def pytest_runtest_call(item: pytest.Item):
         known = tuple(f"{name}/" for name in names)
         unnamed = {name for name in read - set(names) if not name.startswith((*known, *NEVER))}
         if "built_site" in item.fixturenames:
-            unnamed |= {"book", "mkdocs.yml", "overrides"} - set(names)
+            unnamed |= {"src", "mkdocs.yml", "overrides"} - set(names)
         assert not unnamed, f"INPUTS of {item.path.name} does not name {sorted(unnamed)}"
         if served is not None:
             read |= IMPORTED[item.path]
@@ -295,8 +295,8 @@ class Book:
         if "-n" not in arguments:
             env["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # half of a small book's time
         path = filter(None, [str(ROOT / "src"), str(ROOT), env.get("PYTHONPATH")])
-        run_options = [] if warm else ["--plain"]
-        words = [*processes.PYTEST, "--color=no", *arguments, *run_options]
+        launcher = [] if warm else ["--plain"]
+        words = [*processes.PYTEST, "--color=no", *arguments, *launcher]
         return words, env | {"PYTHONPATH": os.pathsep.join(path)}
 
     def start(self, *arguments: str, warm: bool = False) -> subprocess.Popen:

@@ -251,19 +251,19 @@ def compare(make: Callable, case: Case) -> None:
     truth = build(alone, case, seed=0)
     truth = zeros_for_none(truth) if make is mini_fsdp else truth
     spread = make not in (zero1, zero2)  # rank 0's parameters and buffers win, or all are equal
-    reference = build(make, case, seed=rank * spread)
+    ours = build(make, case, seed=rank * spread)
     mine = slice(rank * ROWS // n, (rank + 1) * ROWS // n)
     for steps in (range(2), range(2, 4)):
         train(truth, case, steps, slice(None))
-        train(reference, case, steps, mine)
-        state = {name: tensor.clone() for name, tensor in reference.state.state_dict().items()}
+        train(ours, case, steps, mine)
+        state = {name: tensor.clone() for name, tensor in ours.state.state_dict().items()}
         torch.testing.assert_close(
             state, dict(truth.state.state_dict()), rtol=case.tolerance, atol=case.tolerance
         )
-        moments = reference.optimizer.state_dict()
-        reference = build(make, case, seed=7 + rank * spread)
-        reference.state.load_state_dict(state)
-        reference.optimizer.load_state_dict(moments)
+        moments = ours.optimizer.state_dict()
+        ours = build(make, case, seed=7 + rank * spread)
+        ours.state.load_state_dict(state)
+        ours.optimizer.load_state_dict(moments)
 
 
 # --- what is used otherwise: one function for each, and a name for each thing that it tries ----
@@ -373,18 +373,18 @@ def penalized(loss: torch.Tensor, *inputs: torch.Tensor) -> torch.Tensor:
 
 def linears_in_parallel() -> None:
     """Column and row: a bias or none, frozen, a width that t does not divide, and a penalty."""
-    reference, rank = program("03_model_parallelism/tensor_parallel_block"), dist.get_rank()
+    ours, rank = program("03_model_parallelism/tensor_parallel_block"), dist.get_rank()
     for bias in (True, False):
         for freeze in (True, False):
             up, down = nn.Linear(H, 7, bias=bias), nn.Linear(7, H, bias=bias)
             for p in [*up.parameters(), *down.parameters()]:
                 dist.broadcast(p.data, src=0)
             up.weight.requires_grad_(not freeze)
-            column, row = reference.ColumnParallel(up), reference.RowParallel(down)
+            column, row = ours.ColumnParallel(up), ours.RowParallel(down)
             x = torch.linspace(-1, 1, 2 * H).view(2, H).requires_grad_()
             y = x.detach().clone().requires_grad_()
             penalized(down(up(x).tanh()).square().sum(), x).backward()
-            out = row(column(reference.CopyToRanks.apply(y)).tanh())
+            out = row(column(ours.CopyToRanks.apply(y)).tanh())
             penalized(out.square().sum(), y).backward()
             torch.testing.assert_close(y.grad, x.grad)
             cut = [(column.weight, up.weight, 0), (row.weight, down.weight, 1)]
@@ -399,15 +399,15 @@ def linears_in_parallel() -> None:
 
 def tokens_in_parallel() -> None:
     """Sums of all ranks' terms of all tokens, and a penalty."""
-    reference, rank = program("03_model_parallelism/sequence_parallel"), dist.get_rank()
+    ours, rank = program("03_model_parallelism/sequence_parallel"), dist.get_rank()
     torch.manual_seed(0)
     n = dist.get_world_size()
     whole, factors = torch.randn(2, 2 * n, H).requires_grad_(), torch.randn(n)
     shard = whole.detach().chunk(n, 1)[rank].clone().requires_grad_()
     total = sum((whole * factor).tanh() for factor in factors)
     penalized(total.square().sum(), whole).backward()
-    term = (reference.GatherTokens.apply(shard) * factors[rank]).tanh()
-    penalized(reference.ScatterSum.apply(term).square().sum(), shard).backward()
+    term = (ours.GatherTokens.apply(shard) * factors[rank]).tanh()
+    penalized(ours.ScatterSum.apply(term).square().sum(), shard).backward()
     torch.testing.assert_close(shard.grad, whole.grad.chunk(n, 1)[rank])
 
 
@@ -426,10 +426,10 @@ def exchanged() -> None:
 
 def tables(dtype: torch.dtype = torch.float64) -> None:
     """Tables and bags of other sizes, none at all, a frozen shard; state out and in."""
-    reference = program("03_model_parallelism/sharded_embeddings")
+    ours = program("03_model_parallelism/sharded_embeddings")
     rank, n = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
-    for kind, width in ((reference.ByRows, 5), (reference.ByColumns, 2 * n)):
+    for kind, width in ((ours.ByRows, 5), (ours.ByColumns, 2 * n)):
         table = torch.randn(V, width).to(dtype).requires_grad_()
         part = kind(torch.zeros(V, width).to(dtype))
         part.load_state_dict(kind(table).state_dict())
@@ -466,9 +466,9 @@ def loss_over_shards() -> None:
         truth = F.cross_entropy(wide.flatten(0, 1), targets.flatten())
         truth.backward()
         shard = logits.detach().chunk(n, -1)[rank].clone().requires_grad_()
-        reference = loss.apply(shard, targets)
-        reference.backward()
-        torch.testing.assert_close(reference, truth)
+        ours = loss.apply(shard, targets)
+        ours.backward()
+        torch.testing.assert_close(ours, truth)
         torch.testing.assert_close(shard.grad, logits.grad.chunk(n, -1)[rank])
 
 
@@ -509,9 +509,9 @@ def pipelines(stage: nn.Module, batch: torch.Tensor, target: torch.Tensor, m: in
     gpipe = program("03_model_parallelism/gpipe").gpipe_step
     one_f_one_b = program("03_model_parallelism/one_f_one_b").OneFOneB
     for step in (gpipe, lambda *arguments: one_f_one_b(*arguments).step()):
-        reference = copy.deepcopy(stage)
-        step(reference, batch, target, m)
-        yield reference
+        ours = copy.deepcopy(stage)
+        step(ours, batch, target, m)
+        yield ours
 
 
 def stages(m: int = 3) -> None:
@@ -524,10 +524,8 @@ def stages(m: int = 3) -> None:
     F.mse_loss(whole(batch), target).backward()
     plain = copy.deepcopy(whole[rank])
     plain.zero_grad()
-    for reference in pipelines(plain, batch, target, m):
-        for parameter, truth in zip(
-            reference.parameters(), whole[rank].parameters(), strict=True
-        ):
+    for ours in pipelines(plain, batch, target, m):
+        for parameter, truth in zip(ours.parameters(), whole[rank].parameters(), strict=True):
             torch.testing.assert_close(parameter.grad, truth.grad)
 
 
@@ -579,32 +577,32 @@ def models_compared() -> None:
 def synchronized_norm(*shape: int, **options: object) -> None:
     """Frozen weights, autocast, and a penalty, against torch's layer over all rows."""
     kind = program("02_ddp/batchnorm").SynchronizedBatchNorm
-    reference, truth = (
+    ours, truth = (
         kind(H, momentum=0.3, **options).float(),
         nn.BatchNorm1d(H, momentum=0.3).float(),
     )
-    reference.weight.requires_grad_(False)
+    ours.weight.requires_grad_(False)
     torch.manual_seed(0)
     rank, n = dist.get_rank(), dist.get_world_size()
     for dtype in (torch.float32, torch.bfloat16):
         x = torch.randn(*shape).to(dtype).requires_grad_()
         mine = x.detach().tensor_split(n)[rank].clone().requires_grad_()
-        y, expected = reference(mine), truth(x.float()).to(dtype)
+        y, expected = ours(mine), truth(x.float()).to(dtype)
         torch.testing.assert_close(y, expected.tensor_split(n)[rank])
-        torch.testing.assert_close(reference.running_var, truth.running_var)
+        torch.testing.assert_close(ours.running_var, truth.running_var)
         penalized(y.float().sin().sum(), mine).backward()
         penalized(expected.float().sin().sum(), x).backward()
         near = {"rtol": 0.02, "atol": 1e-3 if dtype == torch.float32 else 0.1}
         torch.testing.assert_close(mine.grad, x.grad.tensor_split(n)[rank], **near)
-        assert reference.weight.grad is None
+        assert ours.weight.grad is None
 
 
 def scaler_of_two_optimizers(**resume: float) -> None:
     """Two optimizers, a frozen and an unreached parameter; its state out and in."""
     made = []
     for kind in (program("05_mixed_precision/mini_scaler").MiniScaler, torch.amp.GradScaler):
-        reference = kind.__name__ == "MiniScaler"
-        options = {"growth_interval": 2} | ({} if reference else {"device": "cpu"})
+        ours = kind.__name__ == "MiniScaler"
+        options = {"growth_interval": 2} | ({} if ours else {"device": "cpu"})
         scaler = kind(**options)
         torch.manual_seed(0)
         layers = [nn.Linear(H, H).float() for _ in range(3)]
@@ -637,15 +635,15 @@ def stochastic_adam(dtype: torch.dtype = torch.bfloat16, **options: object) -> N
         parts = [{"params": [model.weight], "lr": 0.02}, {"params": [model.bias]}]
         groups.append(parts)
     options = {"lr": 0.1, "betas": (0.5, 0.9), "eps": 1e-6} | options
-    reference, submission = kind(groups[0], **options), Adam(groups[1], **options)
+    ours, theirs = kind(groups[0], **options), Adam(groups[1], **options)
     for step in range(3):
         gradient = torch.full((300, 300), step - 1.5, dtype=torch.float32)
         models[0].weight.grad, truth.weight.grad = gradient.to(dtype), gradient
-        reference.step()
-        submission.step()
-        state = reference.state_dict()
-        reference = kind(groups[0], **options)
-        reference.load_state_dict(state)
+        ours.step()
+        theirs.step()
+        state = ours.state_dict()
+        ours = kind(groups[0], **options)
+        ours.load_state_dict(state)
     moved, expected = models[0].weight.float() - before, truth.weight - before
     torch.testing.assert_close(moved.mean(), expected.mean(), rtol=0.02, atol=1e-4)
 
@@ -663,12 +661,12 @@ def adapters(
         torch.manual_seed(0)
         linear = nn.Linear(width, 7, bias, dtype=dtype)
         options, added = ({}, 0) if kind is nf4 else ({"r": 3, "alpha": 6}, 2)
-        reference = kind(linear, **options)
+        ours = kind(linear, **options)
         a, b = (torch.randn(*size, dtype=dtype) / 8 for size in ((3, width), (7, 3)))
         if added:
-            reference.load_state_dict({"a": a, "b": b}, strict=False)
+            ours.load_state_dict({"a": a, "b": b}, strict=False)
         again = kind(nn.Linear(width, 7, bias, "meta", dtype), **options).to_empty(device="cpu")
-        again.load_state_dict(reference.state_dict())
+        again.load_state_dict(ours.state_dict())
         weight = linear.weight.detach()
         if kind is not lora.LoRALinear:
             weight = lora.decode(*lora.encode(weight)).to(dtype)
@@ -695,30 +693,30 @@ def static_step() -> None:
     model[2].weight = model[0].weight
     model[0].bias.requires_grad_(False)
     truth, batches = copy.deepcopy(model), torch.randn(4, 2, 3, H)
-    reference, submission = kind(model, *batches[0]), Adam(truth.parameters())
+    ours, theirs = kind(model, *batches[0]), Adam(truth.parameters())
     for i, (x, y) in enumerate(batches):
-        reference.x.copy_(x)
-        reference.y.copy_(y)
-        reference.rate.fill_(0.1 / (i + 1))
-        submission.param_groups[0]["lr"] = 0.1 / (i + 1)
-        reference()
-        submission.zero_grad()
+        ours.x.copy_(x)
+        ours.y.copy_(y)
+        ours.rate.fill_(0.1 / (i + 1))
+        theirs.param_groups[0]["lr"] = 0.1 / (i + 1)
+        ours()
+        theirs.zero_grad()
         F.mse_loss(truth(x), y).backward()
-        submission.step()
-        state = reference.optimizer.state_dict()
-        reference = kind(model, x, y)
-        reference.optimizer.load_state_dict(state)
+        theirs.step()
+        state = ours.optimizer.state_dict()
+        ours = kind(model, x, y)
+        ours.optimizer.load_state_dict(state)
     torch.testing.assert_close(model.state_dict(), truth.state_dict())
 
 
 def cached() -> None:
     """A prompt in pieces, at other sizes and in bf16, and its continuation."""
-    reference = program("09_inference/kv_cache")
+    ours = program("09_inference/kv_cache")
     torch.manual_seed(0)
     ids = torch.randint(V, (2, 9))
     for dtype in (torch.float64, torch.bfloat16):
         model, cache, parts = (
-            reference.CachedModel(V, 12, heads=3, layers=1, context=9),
+            ours.CachedModel(V, 12, heads=3, layers=1, context=9),
             None,
             [],
         )
@@ -729,9 +727,7 @@ def cached() -> None:
         near = {"rtol": 0.05, "atol": 0.05} if dtype == torch.bfloat16 else {}
         torch.testing.assert_close(torch.cat(parts, 1), model(ids)[0], **near)
     model.double()
-    made = [
-        f(model, ids[:, :3], 6) for f in (reference.with_cache, reference.without_any_cache)
-    ]
+    made = [f(model, ids[:, :3], 6) for f in (ours.with_cache, ours.without_any_cache)]
     assert torch.equal(*made)
 
 
@@ -921,9 +917,9 @@ TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 0.01}
 
 
 def near(found: list[torch.Tensor], truth: list[torch.Tensor], dtype: torch.dtype) -> None:
-    for reference, exact in zip(found, truth, strict=True):
-        off = (reference.double() - exact).norm() / exact.norm()
-        assert reference.dtype == dtype and off < TOLERANCES[dtype], (dtype, off)
+    for ours, exact in zip(found, truth, strict=True):
+        off = (ours.double() - exact).norm() / exact.norm()
+        assert ours.dtype == dtype and off < TOLERANCES[dtype], (dtype, off)
 
 
 def as_sdpa(
@@ -969,8 +965,8 @@ def parts_of_keys() -> None:
 
 def triton_attention(q: int = 4, v: int = 32, change: Callable = torch.Tensor.float) -> None:
     """Packed sequences with `q` heads and values `v` wide, in another than the default dtype."""
-    reference = program("10_flash_attention/triton_autograd")
-    reference.FlashAttention.kernels = [
+    ours = program("10_flash_attention/triton_autograd")
+    ours.FlashAttention.kernels = [
         program("10_flash_attention/triton_forward"),
         program("10_flash_attention/triton_backward"),
     ]
@@ -979,8 +975,8 @@ def triton_attention(q: int = 4, v: int = 32, change: Callable = torch.Tensor.fl
     shapes = (20, q, 32), (20, 2, 32), (20, 2, v)
     leaves = [change(torch.randn(shape)).requires_grad_() for shape in shapes]
     exact = [x.detach().double().requires_grad_() for x in leaves]
-    out = reference.FlashAttention.apply(*leaves, *rest)
-    truth, do = reference.plain(*exact, *rest), torch.randn(20, q, v)
+    out = ours.FlashAttention.apply(*leaves, *rest)
+    truth, do = ours.plain(*exact, *rest), torch.randn(20, q, v)
     found = [out, *torch.autograd.grad(out, leaves, do.float(), retain_graph=True)]
     near(found, [truth, *torch.autograd.grad(truth, exact, do)], torch.float32)
     with refusing(ONCE):
@@ -1007,11 +1003,11 @@ def zigzag_ring() -> None:
         whole = qkv.clone().double().requires_grad_()
         truth = F.scaled_dot_product_attention(*whole, is_causal=True)
         truth.backward(do.double())
-        reference = mine(qkv).mT.contiguous().requires_grad_()
+        ours = mine(qkv).mT.contiguous().requires_grad_()
         with mock.patch.multiple(ring, **tiles):
-            out = ring.ZigzagRing.apply(*reference.mT)
+            out = ring.ZigzagRing.apply(*ours.mT)
             out.backward(mine(do))
-        near([out, reference.grad.mT], [mine(truth), mine(whole.grad)], dtype)
+        near([out, ours.grad.mT], [mine(truth), mine(whole.grad)], dtype)
 
 
 def zigzag_of(queries: int, keys: int) -> None:
@@ -1026,7 +1022,7 @@ def conjugates_twice() -> None:
     def region(x, y, a, b, f=lambda x: x, g=lambda x: x) -> torch.Tensor:
         return (x + g(((f(x) + f(y)) @ a).tanh() @ b)).square().sum()
 
-    for reference in (
+    for ours in (
         program("01_parallelism_strategies/what_is_sent"),
         program("03_model_parallelism/missing_f"),
         program("03_model_parallelism/vocabulary_parallel"),
@@ -1039,7 +1035,7 @@ def conjugates_twice() -> None:
         shards = [x, y, a.chunk(n, 1)[rank], b.chunk(n)[rank]]
         leaves, exact = ([t.clone().requires_grad_() for t in ts] for ts in (shards, whole))
         penalized(
-            region(*leaves, reference.CopyToRanks.apply, reference.SumOverRanks.apply),
+            region(*leaves, ours.CopyToRanks.apply, ours.SumOverRanks.apply),
             *leaves[:2],
         ).backward()
         penalized(region(*exact), *exact[:2]).backward()
@@ -1105,12 +1101,12 @@ def attention_by_functions() -> None:
 
 def dropout_by_position() -> None:
     """More keys than queries: each position has a number of its own."""
-    reference = program("10_flash_attention/dropout_counter")
+    ours = program("10_flash_attention/dropout_counter")
     q, k, v = (torch.randn(n, 24).requires_grad_() for n in (10, 100, 100))
-    full = reference.keep(reference.SEED, torch.arange(10), torch.arange(100), 100)
+    full = ours.keep(ours.SEED, torch.arange(10), torch.arange(100), 100)
     truth = ((q @ k.T * 24**-0.5).softmax(1) * full) @ v
-    out, lse = reference.forward(q.detach(), k.detach(), v.detach(), reference.keep, 4)
-    gradients = reference.backward(torch.ones(10, 24), q, k, v, out, lse, reference.keep, 7)
+    out, lse = ours.forward(q.detach(), k.detach(), v.detach(), ours.keep, 4)
+    gradients = ours.backward(torch.ones(10, 24), q, k, v, out, lse, ours.keep, 7)
     torch.testing.assert_close(
         [out, *gradients], [truth, *torch.autograd.grad(truth.sum(), (q, k, v))]
     )
@@ -1154,16 +1150,14 @@ def caches_of_others() -> None:
 
 def sampled_in_16_bits() -> None:
     """top_p keeps what it keeps in fp64, and one at least; a penalty for a batch."""
-    for reference in (
+    for ours in (
         program("09_inference/sampling"),
         program("09_inference/sampling_failures"),
     ):
         logits = torch.randn(2, 32000).mul(2).bfloat16()
-        kept, exact = (
-            reference.top_p(x, 0.99).isfinite().sum() for x in (logits, logits.double())
-        )
+        kept, exact = (ours.top_p(x, 0.99).isfinite().sum() for x in (logits, logits.double()))
         assert abs(kept / exact - 1) < 1e-3
-        assert reference.top_p(logits, 0.0).isfinite().sum(1).tolist() == [1, 1]
+        assert ours.top_p(logits, 0.0).isfinite().sum(1).tolist() == [1, 1]
     penalty = program("09_inference/sampling").repetition_penalty
     logits, used = torch.randn(2, 9), torch.tensor([[1, 1], [8, 0]])
     rows = [penalty(*row, 1.3) for row in zip(logits, used, strict=True)]

@@ -31,7 +31,7 @@ PAGES = [page.read_text("utf-8") for page in (ROOT / "docs/instruments").glob("*
 SHOWN = {name for page in PAGES for name in re.findall(r'--8<-- "(snippets/[^":]+)', page)}
 # what an instrument's page and its numbers are made of: most programs of the book change neither
 INPUTS = [
-    "book", "docs/assets", "docs/instruments", "mkdocs.yml", "overrides", "snippets/planner",
+    "src", "docs/assets", "docs/instruments", "mkdocs.yml", "overrides", "snippets/planner",
     "snippets/03_model_parallelism/schedules.py", "snippets/06_gpu_computing/roofline.py",
     "snippets/09_inference/decode_bound.py", *sorted(SHOWN),
 ]  # fmt: skip

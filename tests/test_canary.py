@@ -16,7 +16,7 @@ from conftest import Book
 from worldsize.model import ROOT
 from worldsize.tools import dependency_canary
 
-INPUTS = ("book",)
+INPUTS = ("src",)
 
 
 def _wheel(folder: Path, version: str, says: str) -> None:
@@ -46,8 +46,8 @@ def test_a_release_that_says_something_else_is_reported(book: Book, tmp_path: Pa
     (folder,) = own.glob("lib/python*/site-packages")
     with zipfile.ZipFile(wheels / "drifts-1.0-py3-none-any.whl") as wheel:
         wheel.extractall(folder)
-    reference = sysconfig.get_path("purelib")
-    (folder / "ours.pth").write_text(f"import site; site.addsitedir({reference!r})\n")
+    ours = sysconfig.get_path("purelib")
+    (folder / "ours.pth").write_text(f"import site; site.addsitedir({ours!r})\n")
     env = {
         key: value
         for key, value in os.environ.items()

@@ -94,11 +94,11 @@ class Machine:
     def traces(self) -> tuple[list[str], list[str], list[str]]:
         """Interfaces, mounts and files that a cluster could leave."""
         mounts = Path("/proc/self/mounts").read_text().splitlines()
-        reference = [line for line in mounts if line.startswith("cluster ")]
+        ours = [line for line in mounts if line.startswith("cluster ")]
         links = sorted(os.listdir("/sys/class/net"))
         named = Path("/run/netns")
         links += sorted(path.name for path in named.iterdir()) if named.exists() else []
-        return links, reference, sorted(os.listdir(self.folder / "tmp"))
+        return links, ours, sorted(os.listdir(self.folder / "tmp"))
 
     def assert_nothing_is_left(self) -> None:
         left = left_behind(self.tag)

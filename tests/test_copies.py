@@ -207,10 +207,10 @@ def test_no_library_picks_the_device() -> None:
 
 
 def test_a_library_that_picks_the_device_is_found() -> None:
-    reference = (
+    ours = (
         'os.environ["DS_ACCELERATOR"] = "cpu"\nimport deepspeed\nfully_shard(a, mesh=mesh)\n'
         'dist.init_process_group("gloo")\ndist.init_process_group(device_id=device)\n'
     )
-    assert not list(picks_a_device(reference))
-    submission = "import deepspeed\nfsdp.fully_shard(a)\ndist.init_process_group()\nFSDP(a)\n"
-    assert sorted(picks_a_device(submission)) == [1, 2, 3, 4]
+    assert not list(picks_a_device(ours))
+    theirs = "import deepspeed\nfsdp.fully_shard(a)\ndist.init_process_group()\nFSDP(a)\n"
+    assert sorted(picks_a_device(theirs)) == [1, 2, 3, 4]

@@ -29,8 +29,8 @@ def test_exercise_begins_as_the_slow_program_and_is_not_overwritten(tmp_path: Pa
 
 
 def test_other_ways_pass_and_more_says_how_to_fix_it(tmp_path: Path) -> None:
-    reference = (ASSESSMENT / "exercise.py").read_text()
-    another = reference
+    ours = (ASSESSMENT / "exercise.py").read_text()
+    another = ours
     for old, new in (("torch.no_grad()", "torch.inference_mode()"), (", fused=True", "")):
         assert old in another
         another = another.replace(old, new)
@@ -103,7 +103,7 @@ def test_a_run_on_a_gpu_is_judged(end: str) -> None:
 
 
 def test_the_two_programs_of_the_exercise_share_what_must_stay() -> None:
-    reference, slow = (
+    ours, slow = (
         (ASSESSMENT / f"{name}.py").read_text() for name in ("exercise", "exercise_slow")
     )
     for first, last in (
@@ -111,7 +111,7 @@ def test_the_two_programs_of_the_exercise_share_what_must_stay() -> None:
         ("def write_data", "\n\n\n"),
     ):
         start = slow.index(first)
-        assert slow[start : slow.index(last, start)] in reference
+        assert slow[start : slow.index(last, start)] in ours
     start = slow.index("def order")
-    assert slow[start : slow.index("\n\n\n", start)] in reference
-    assert slow[slow.index("def main") :] in reference
+    assert slow[start : slow.index("\n\n\n", start)] in ours
+    assert slow[slow.index("def main") :] in ours

@@ -30,11 +30,9 @@ def constants(text: str, names: dict[str, str]) -> dict[str, list[float]]:
 
 
 def test_the_program_in_c_states_the_problem_of_the_others() -> None:
-    reference = (FOLDER / "softmax_problem.py").read_text("utf-8")
+    ours = (FOLDER / "softmax_problem.py").read_text("utf-8")
     cuda = (FOLDER / "softmax_cuda.cu").read_text("utf-8")
-    python = constants(
-        reference, {name: name for name in ("OFFSETS", "WIDTHS", "LARGE", "BOUND")}
-    )
+    python = constants(ours, {name: name for name in ("OFFSETS", "WIDTHS", "LARGE", "BOUND")})
     names = {"OFFSETS": "OFFSETS", "WIDTHS": "WIDTHS", "LARGE": "LARGE_ROWS", "BOUND": "BOUND"}
     in_c = constants(cuda, names)
     assert re.search(r"LARGE_ROWS = (\d+), LARGE_COLUMNS = (\d+);", cuda)
@@ -43,7 +41,7 @@ def test_the_program_in_c_states_the_problem_of_the_others() -> None:
     assert python["LARGE"] == in_c["LARGE"]
     assert python["BOUND"][0] == in_c["BOUND"][0]
     wave = "8 * std::sin(0.7 * i)", "8 * np.sin(0.7 * np.arange(columns))"
-    assert wave[0] in cuda and wave[1] in reference
+    assert wave[0] in cuda and wave[1] in ours
 
 
 @pytest.mark.parametrize("language", LANGUAGES)

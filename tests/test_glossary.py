@@ -18,7 +18,7 @@ from worldsize.site import glossary
 from worldsize.site.glossary import entries
 from worldsize.site.hooks import BookMarkdown
 
-INPUTS = ["book", "docs", "tests/field_terms.txt"]
+INPUTS = ["src", "docs", "tests/field_terms.txt"]
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 FIELD = ROOT / "tests/field_terms.txt"

@@ -525,15 +525,15 @@ def test_lab01_hears_a_rank_that_the_machine_holds_up(
     lab01 = grading.grader("lab01_multi_gpu_setup")
     for name in ("LONG", "SHORT"):
         monkeypatch.setattr(lab01, name, timedelta(microseconds=1))
-    submission = ModuleType("theirs")
+    theirs = ModuleType("theirs")
 
     def exchange(store, call, mine, rank, *rest):
         if rank == held_up:
             threading.Event().wait(0.01)
         return lab01.LAB.finished.exchange_metadata(store, call, mine, rank, *rest)
 
-    submission.exchange_metadata = exchange
-    assert len(list(lab01.compare(submission, 3))) == 1
+    theirs.exchange_metadata = exchange
+    assert len(list(lab01.compare(theirs, 3))) == 1
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody is seen asleep")
@@ -601,10 +601,10 @@ def test_a_step_borrows_what_it_does_not_grade() -> None:
         methods = "".join(f"    {text(name, 'self')}" for name in ("mine", "other"))
         code = f"{text('mine', '')}{text('other', '')}class Kind:\n{methods}"
         exec(code, vars(module))
-    reference, submission = modules
-    tools.keep_only(submission, reference, "mine", "Kind.mine")
-    kind = submission.Kind()
-    assert (submission.mine(), submission.other(), kind.mine(), kind.other()) == (1, 0, 1, 0)
+    ours, theirs = modules
+    tools.keep_only(theirs, ours, "mine", "Kind.mine")
+    kind = theirs.Kind()
+    assert (theirs.mine(), theirs.other(), kind.mine(), kind.other()) == (1, 0, 1, 0)
 
 
 def test_tensors_of_other_shapes_are_not_the_same() -> None:

@@ -19,7 +19,7 @@ from graders import host_checks
 from graders import runner as grading
 from worldsize.execution import runner
 
-INPUTS = ["book", "graders", "labs", "Makefile", "tests/conftest.py"]
+INPUTS = ["src", "graders", "labs", "Makefile", "tests/conftest.py"]
 ROOT = Path(__file__).resolve().parent.parent
 PYTEST = f"'{sys.executable}' -m pytest -p no:cacheprovider --color=no --plain"
 

@@ -11,12 +11,9 @@ from worldsize.model import BookError
 from worldsize.model.program import LAUNCH, Program, programs
 from worldsize.model.transcript import same_line
 from worldsize.testing import mutation
-from worldsize.testing.plugin import MODULES
 
-INPUTS = ["book"]
-LISTED = pytest.mark.inputs(
-    "assessment", "book", "graders", "labs", "snippets", "tests/mutants"
-)
+INPUTS = ["src"]
+LISTED = pytest.mark.inputs("assessment", "src", "graders", "labs", "snippets", "tests/mutants")
 LEAST = 3  # written for each program that computes something
 PROGRAMS = [  # what launchers do is not computed by the programs of labs/launch
     each
@@ -24,22 +21,10 @@ PROGRAMS = [  # what launchers do is not computed by the programs of labs/launch
     if "cpu" in each.devices and not each.name.startswith(LAUNCH)
 ]
 LISTS = sorted((ROOT / "tests" / "mutants").glob("*.toml"))
-OF_MODULES = [path for path in LISTS if path.stem in MODULES]
 
 
 @LISTED
-@pytest.mark.parametrize("path", OF_MODULES, ids=lambda path: path.stem)
-def test_written_mutants_of_modules_apply(path) -> None:
-    """Each file that is listed is there, names its tests, and each change leaves a program."""
-    for name, listed in mutation.read_list(path, path.stat().st_mtime_ns).items():
-        assert name.startswith(f"{path.stem}/") and listed["tests"].startswith("tests/test_")
-        for mutant, tests in mutation.of_module(ROOT / name, ROOT, "written"):
-            ast.parse(mutant.source)
-            assert tests.startswith("tests/test_")
-
-
-@LISTED
-@pytest.mark.parametrize("path", sorted({*LISTS} - {*OF_MODULES}), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", LISTS, ids=lambda path: path.stem)
 def test_written_mutants_apply(path) -> None:
     """Each program is one of this list's chapter, and each change leaves a program."""
     listed = mutation.read_list(path, path.stat().st_mtime_ns)
@@ -57,9 +42,7 @@ def test_written_mutants_apply(path) -> None:
 
 @LISTED
 def test_every_chapter_has_a_list() -> None:
-    assert {mutation.list_of(each.path, each.root) for each in PROGRAMS} == {*LISTS} - {
-        *OF_MODULES
-    }
+    assert {mutation.list_of(each.path, each.root) for each in PROGRAMS} == {*LISTS}
 
 
 def test_a_mutant_that_no_longer_applies_is_named(book: Book) -> None:
@@ -87,9 +70,7 @@ def test_what_survives_fails_and_is_counted(book: Book) -> None:
         """
     book.write("tests/mutants/t.toml", f'["{path}"]\n{book_text(changes)}')
     report = book.pytest("--mutants", "written", path)
-    found = {
-        name.rpartition("::")[2]: run_options for name, run_options in report.outcomes.items()
-    }
+    found = {name.rpartition("::")[2]: how for name, how in report.outcomes.items()}
     assert found == {
         "half of it is all of it": "passed",
         "double is added": "passed",
@@ -160,11 +141,9 @@ def test_made_mutants_are_wrong_in_one_place_and_always_the_same() -> None:
     }
     for mutant in found:
         ast.parse(mutant.source)
-        reference, submission = SOURCE.splitlines(), mutant.source.splitlines()
+        ours, theirs = SOURCE.splitlines(), mutant.source.splitlines()
         differ = [
-            n
-            for n, pair in enumerate(zip(reference, submission, strict=True), 1)
-            if len({*pair}) > 1
+            n for n, pair in enumerate(zip(ours, theirs, strict=True), 1) if len({*pair}) > 1
         ]
         assert differ == [mutant.line]
     assert mutation.made(SOURCE, 2) == mutation.made(SOURCE, 99)[:2] == mutation.made(SOURCE, 2)

@@ -21,7 +21,7 @@ from worldsize.testing import code_blocks, mutation, plugin, program_check
 from worldsize.testing.result_cache import ResultCache
 from worldsize.tools import transcript_diff
 
-INPUTS = ["book"]
+INPUTS = ["src"]
 
 
 # --- files -----------------------------------------------------------------------------------

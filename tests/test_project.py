@@ -23,7 +23,7 @@ yaml = pytest.importorskip("yaml")
 ROOT = Path(__file__).resolve().parent.parent
 INPUTS = [
     ".ci", ".github", ".gitignore", "AGENTS.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE", "LICENSE-TEXT", "Makefile",
-    "README.md", "SECURITY.md", "assessment", "book", "docs", "graders", "labs", "mkdocs.yml",
+    "README.md", "SECURITY.md", "assessment", "src", "docs", "graders", "labs", "mkdocs.yml",
     "overrides", "snippets", "tests",
 ]  # fmt: skip
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
@@ -254,11 +254,11 @@ def test_workflows_run_what_a_reader_runs() -> None:
     jobs = workflow("test.yml")["jobs"]
     matrix = jobs["test"]["strategy"]["matrix"]
     assert matrix.keys() == {"python", "shard", "include"}
-    run_options = {
+    how = {
         "3.11": "--plain",
         "3.12": "--every-answer",
     }  # all as typed; every wrong answer
-    assert {each["python"]: each["how"] for each in matrix["include"]} == run_options
+    assert {each["python"]: each["how"] for each in matrix["include"]} == how
     assert matrix["shard"] == [1, 2, 3, 4]
     runs = next(step for step in jobs["test"]["steps"] if "make test" in step.get("run", ""))
     shard = "--shard ${{ matrix.shard }}/4 ${{ matrix.how }} --junitxml="
@@ -355,7 +355,7 @@ def test_worked_example_of_contributing(tmp_path: Path) -> None:
     """A newcomer who follows it step by step sees what it says."""
     if shutil.which("make") is None:
         pytest.skip("this machine has no make")
-    for name in ("book", "docs", "graders", "Makefile", "pyproject.toml"):
+    for name in ("src", "docs", "graders", "Makefile", "pyproject.toml"):
         source = ROOT / name
         if source.is_dir():
             shutil.copytree(source, tmp_path / name, symlinks=True)
@@ -393,12 +393,10 @@ def test_worked_example_of_contributing(tmp_path: Path) -> None:
     recorded = Transcript.parse((tmp_path / title).read_text("utf-8"))
     printed = Transcript.parse(shown)
     assert recorded.commands[0].command_line == printed.commands[0].command_line
-    for reference, submission in zip(
+    for ours, theirs in zip(
         printed.commands[0].output, recorded.commands[0].output, strict=True
     ):
-        assert same_line(reference, submission), (
-            f"CONTRIBUTING.md shows {reference!r}, it prints {submission!r}"
-        )
+        assert same_line(ours, theirs), f"CONTRIBUTING.md shows {ours!r}, it prints {theirs!r}"
 
     messages = [body for _, body in blocks(text, "text")]
     status, said = run(f"make test WHAT={what}")

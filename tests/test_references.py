@@ -16,7 +16,7 @@ from worldsize.site.hooks import BookMarkdown
 from worldsize.site.yaml_schema import DataError
 
 ROOT = Path(__file__).resolve().parent.parent
-INPUTS = ["book", "docs", "labs"]
+INPUTS = ["src", "docs", "labs"]
 TEXT = (ROOT / references.FILE).read_text("utf-8")
 DATA = references.load(TEXT)
 ENTRIES = DATA.by_id

@@ -52,12 +52,12 @@ def finished() -> Scores:
 def wrong_in(path: Path, folder: Path) -> str:
     """Grade a report again, in a folder; what is not as it says, or nothing."""
     report = tomllib.loads(path.read_text())
-    submission = {name: lab for name, lab in report.items() if "program" in lab}
-    for name, lab in submission.items():
+    theirs = {name: lab for name, lab in report.items() if "program" in lab}
+    for name, lab in theirs.items():
         (folder / f"{name}.py").write_text(lab["program"])
     found = finished()
-    if submission:
-        done = check(*(f"{name}.py" for name in submission), cwd=folder)
+    if theirs:
+        done = check(*(f"{name}.py" for name in theirs), cwd=folder)
         if done.returncode:
             return done.stdout + done.stderr
         found |= printed(done.stdout)

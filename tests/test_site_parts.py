@@ -39,7 +39,7 @@ from worldsize.site import (
 )
 from worldsize.site.yaml_schema import SchemaError
 
-INPUTS = ["book"]
+INPUTS = ["src"]
 
 
 # --- data ------------------------------------------------------------------------------------
@@ -61,7 +61,14 @@ def test_data_are_named_by_their_own_line_and_shown_where_they_are_asked_for() -
         yaml_schema.decode(text, "t.yml", Things)
     shows = {"list": lambda words, root: "\n".join(words)}
     lines = ["- item", "", "    <!-- list: a b -->"]
-    assert yaml_schema.expand_directives(lines, shows, Path()) == ["- item", "", "", "    a", "    b", ""]
+    assert yaml_schema.expand_directives(lines, shows, Path()) == [
+        "- item",
+        "",
+        "",
+        "    a",
+        "    b",
+        "",
+    ]
 
 
 # --- programs --------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from worldsize.site.tracks import Track, hours
 from worldsize.site.yaml_schema import DataError
 
 ROOT = Path(__file__).resolve().parent.parent
-INPUTS = ["book", "docs", "labs", "mkdocs.yml", "snippets"]
+INPUTS = ["src", "docs", "labs", "mkdocs.yml", "snippets"]
 TOPICS = {
     "gpu_and_distributed": 97,
     "distributed_core": 92,
@@ -201,7 +201,7 @@ def test_criteria(track: Track) -> None:
     assert set(CRITERIA[track.name]) <= set(ids)
     assert len(ids) >= 7
     for criterion in track.checklist:
-        assert criterion.can.startswith("I ") and criterion.run_options.endswith(".")
+        assert criterion.can.startswith("I ") and criterion.how.endswith(".")
         # something of one's own shows it: a lab, a program or a question
         assert any(re.match(r"lab|program:|[^#]+\?", each) for each in criterion.shown)
 

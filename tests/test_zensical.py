@@ -13,7 +13,7 @@ from worldsize.model import ROOT
 from worldsize.tools import compare_zensical
 from worldsize.tools.compare_zensical import Part
 
-INPUTS = ["book", "mkdocs.yml"]
+INPUTS = ["src", "mkdocs.yml"]
 MKDOCS = ROOT / "mkdocs.yml"
 PAGE = """<head><title>A</title><meta name="description" content="d"></head>
 <script id="__config">{"search": "../assets/search.js"}</script><nav><a href="../b/">B</a></nav>

@@ -10,8 +10,8 @@ says why::
     ["snippets/02_ddp/naive.py"]
     "the gradients are summed, not averaged" = ["grad / n", "grad"]
 
-A module of the engine or of the graders is held by tests: its list begins with ``tests``, the
-arguments of the pytest run that must go red, and a third text is a narrower choice of them.
+A program whose output shows little is checked by tests instead: its list begins with ``tests``,
+the arguments of the pytest run that must fail, and a third text replaces these arguments.
 
 Others are made from the syntax tree of a Python program: operators, reductions, slices,
 constants, dropped calls, inverted assertions; always the same ones for the same text. One that
@@ -119,11 +119,12 @@ def check(
     return outcome
 
 
-# --- modules of the engine and of the graders ------------------------------------------------
+# --- programs that are checked by tests
+# --------------------------------------------------------
 
 
 def of_module(path: Path, root: Path, kind: str) -> list[tuple[Mutant, str]]:
-    """The mutants of a module, each with the tests that must notice it.
+    """The mutants of such a program, each with the tests that must fail for it.
 
     Raises BookError where a written one does not apply.
     """
@@ -138,7 +139,9 @@ def of_module(path: Path, root: Path, kind: str) -> list[tuple[Mutant, str]]:
 
 
 def tests_of(path: Path, root: Path) -> str:
-    """The tests that hold a module, or one of the few programs that are judged by tests."""
+    """The arguments of pytest that run the tests of a program; empty if its output is
+    compared.
+    """
     return _listed(list_of(path, root), path.relative_to(root).as_posix()).get("tests", "")
 
 

@@ -56,7 +56,6 @@ INPUTS = pytest.StashKey[str]()
 EVERYTHING = pytest.StashKey[str]()
 STARTED = pytest.StashKey[float]()
 WORTH_A_LOOK = 0.05  # seconds; what a shorter test works counts with the next
-MODULES = ("src", "graders")  # their mutants are noticed by tests
 
 
 FLAGS = {
@@ -245,10 +244,9 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
     session = parent.config.stash[SESSION]
     path, root = file_path.resolve(), session.root
-    if session.mutants and path.suffix == ".py" and path.is_relative_to(root):
-        module = path.relative_to(root).parts[0] in MODULES or mutation.tests_of(path, root)
-        if module:
-            return Module.from_parent(parent, path=file_path)
+    inside = path.suffix == ".py" and path.is_relative_to(root)
+    if session.mutants and inside and mutation.tests_of(path, root):
+        return Module.from_parent(parent, path=file_path)
     if is_program(path, root):
         return ProgramFile.from_parent(parent, path=file_path)
     if session.mutants:
@@ -401,7 +399,7 @@ class ProgramFile(pytest.File):
 
 
 class Module(pytest.File):
-    """A module of the engine or of the graders: one test for each of its mutants."""
+    """A program that tests of `tests/` check: one test for each of its mutants."""
 
     def collect(self) -> Iterator[pytest.Item]:
         session, path = self.config.stash[SESSION], self.path.resolve()
