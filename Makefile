@@ -1,7 +1,7 @@
 # A reader needs only two commands: `make serve` and `make test`. `make help` lists all commands.
 #
 # The first call of a command creates the environment .venv from the pinned requirements. Later calls start at once.
-# With PYTHON=python3, the commands `test`, `record` and `gpu` use this Python as it is, and install nothing.
+# With PYTHON=python3, the commands `test`, `record` and `record-gpu` use this Python as it is, and install nothing.
 # With TORCH=2.14.1, they use this release of torch, in the separate environment .venv-2.14.1.
 
 SHELL := /bin/bash
@@ -53,19 +53,19 @@ define room
 probably because the disk is full. Free some space, or use a different folder: TMPDIR=FOLDER make $@")'
 endef
 
-.PHONY: help serve test versions mutants record site book zensical gpu clean
+.PHONY: help serve test test-torch-versions mutants record site ebook compare-zensical record-gpu clean versions book zensical gpu
 
 help: ## list all commands and settings
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-19s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo 'Settings, which you write after a command (in parentheses: the commands that use them):'
-	@echo '  WHAT=snippets/02_ddp      run only these programs, pages or tests (test, versions, mutants, record, gpu)'
+	@echo '  WHAT=snippets/02_ddp      run only these programs, pages or tests (test, test-torch-versions, mutants, record, record-gpu)'
 	@echo '  TORCH=2.14.1              use this release of torch, in a separate environment (test, record)'
-	@echo '  RELEASES="2.13.0 2.15.0"  use these releases of torch; the default is $(RELEASES) (versions)'
-	@echo '  PYTHON=python3            use this Python as it is, and install nothing (test, record, gpu)'
-	@echo '  ARGS="-x --warm"          pass these options to pytest (test, versions, mutants, record)'
-	@echo '  BUDGET=540                stop after 540 seconds; the next call continues from there (gpu)'
-	@echo '  ARCHIVE=new.tar.gz        also write all new transcripts to this file (gpu)'
+	@echo '  RELEASES="2.13.0 2.15.0"  use these releases of torch; the default is $(RELEASES) (test-torch-versions)'
+	@echo '  PYTHON=python3            use this Python as it is, and install nothing (test, record, record-gpu)'
+	@echo '  ARGS="-x --launcher=prefork"          pass these options to pytest (test, test-torch-versions, mutants, record)'
+	@echo '  BUDGET=540                stop after 540 seconds; the next call continues from there (record-gpu)'
+	@echo '  ARCHIVE=new.tar.gz        also write all new transcripts to this file (record-gpu)'
 	@echo '  ADDRESS=127.0.0.1:8001    show the book at this address and port (serve)'
 
 serve: $(READ) ## show the book on localhost, and build a page again when you edit it
@@ -79,13 +79,13 @@ test: $(TEST) ## run all programs and tests, and compare their output with the b
 	$(room)
 	@$(RUN) -m pytest $(WORKERS) $(ARGS) $(WHAT)
 
-versions: ## run the programs on several releases of torch, and write the results to snippets/held.csv
-	@$(foreach torch,$(RELEASES),$(MAKE) test TORCH=$(torch) ARGS="--held $(ARGS)" WHAT="$(or $(WHAT),snippets labs assessment docs)" || failed='$(torch) '"$${failed:-}"; ) \
+test-torch-versions: ## run the programs on several releases of torch, and write the results to snippets/compatibility.csv
+	@$(foreach torch,$(RELEASES),$(MAKE) test TORCH=$(torch) ARGS="--record-compatibility $(ARGS)" WHAT="$(or $(WHAT),snippets labs assessment docs)" || failed='$(torch) '"$${failed:-}"; ) \
 		test -z "$${failed:-}" || { echo "Some outputs differ from the recorded ones with torch $$failed" >&2; exit 1; }
 
 mutants: $(TEST) ## change each program so that it is wrong, and list the wrong versions that still pass
 	$(room)
-	@$(RUN) -m pytest --mutants all --warm $(WORKERS) $(ARGS) $(or $(WHAT),snippets labs assessment)
+	@$(RUN) -m pytest --mutants all --launcher=prefork $(WORKERS) $(ARGS) $(or $(WHAT),snippets labs assessment)
 
 record: $(TEST) ## run the programs one by one, and write the transcripts whose output has changed
 	$(room)
@@ -95,15 +95,21 @@ site: $(READ) ## build the web site in site/, and fail if there is a warning
 	$(room)
 	@$(RUN) -m mkdocs build --strict && echo 'The book is in site/index.html'
 
-book: site $(BOOK) ## write the book and the tracks as PDF and EPUB files, and a zip of the site, to site/book/
+ebook: site $(BOOK) ## write the book and the tracks as PDF and EPUB files, and a zip of the site, to site/book/
 	@$(RUN) -m worldsize.site.ebook_export site
 
-zensical: site $(ZENSICAL) ## also build the web site with Zensical, and compare it with site/
+compare-zensical: site $(ZENSICAL) ## also build the web site with Zensical, and compare it with site/
 	@$(RUN) -m worldsize.tools.compare_zensical site
 
-gpu: $(TEST) ## record the programs that show more on the GPUs of this machine (*.cuda.txt)
+record-gpu: $(TEST) ## record the programs that show more on the GPUs of this machine (*.cuda.txt)
 	$(room)
 	@$(RUN) -m worldsize.tools.record_gpu $(if $(BUDGET),--budget $(BUDGET)) $(if $(ARCHIVE),--archive $(ARCHIVE)) $(WHAT)
+
+# The names of the first edition still work.
+versions: test-torch-versions
+book: ebook
+zensical: compare-zensical
+gpu: record-gpu
 
 clean: ## remove the environments, the site and the caches
 	rm -rf .venv .venv-* site .cache .pytest_cache .ruff_cache

@@ -46,9 +46,9 @@ ON_THE_SITE = re.compile(r"tests/test_(site|browser_\w+)\.py")
 # what the built site is made of
 SITE = ["assessment", "src", "docs", "labs", "mkdocs.yml", "overrides", "snippets"]
 PROGRAMS_AND_PAGES = {*SITE} - {"src", "overrides"}
-READS, READ = Path(__file__).parent / "reads", pytest.StashKey[int]()
+READS, READ = Path(__file__).parent / "read_tracker", pytest.StashKey[int]()
 # read by all, or known to all tests
-NEVER = (".venv/", ".git/", ".cache/", "site/", "tests/reads/", "requirements/")
+NEVER = (".venv/", ".git/", ".cache/", "site/", "tests/read_tracker/", "requirements/")
 IMPORTED: dict[Path, set[str]] = {}  # what each module of tests read when it was imported
 SERVED: tuple[set[str], set[str]] = set(), set()  # files of the site: in a test, in its module
 AS_SERVED = pytest.StashKey[str]()
@@ -111,7 +111,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Let this Python, and those that the tests start with `reading`, note what they open."""
     handle, os.environ["READS"] = tempfile.mkstemp(prefix="reads-")
     os.close(handle)
-    importlib.import_module("reads.sitecustomize")
+    importlib.import_module("read_tracker.sitecustomize")
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -144,7 +144,7 @@ def read_since(start: int) -> set[str]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report(collector: pytest.Collector):
-    sys.modules["reads.sitecustomize"].SEEN.clear()
+    sys.modules["read_tracker.sitecustomize"].SEEN.clear()
     start = Path(os.environ["READS"]).stat().st_size
     report = yield
     if isinstance(collector, pytest.Module):
@@ -154,7 +154,7 @@ def pytest_make_collect_report(collector: pytest.Collector):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None):
-    sys.modules["reads.sitecustomize"].SEEN.clear()
+    sys.modules["read_tracker.sitecustomize"].SEEN.clear()
     item.stash[READ] = Path(os.environ["READS"]).stat().st_size
     SERVED[0].clear()
     result = yield
@@ -295,7 +295,7 @@ class Book:
         if "-n" not in arguments:
             env["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # half of a small book's time
         path = filter(None, [str(ROOT / "src"), str(ROOT), env.get("PYTHONPATH")])
-        launcher = [] if warm else ["--plain"]
+        launcher = [] if warm else ["--launcher=process"]
         words = [*processes.PYTEST, "--color=no", *arguments, *launcher]
         return words, env | {"PYTHONPATH": os.pathsep.join(path)}
 
@@ -381,7 +381,7 @@ def built_site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def address(built_site: Path) -> Iterator[str]:
+def site_url(built_site: Path) -> Iterator[str]:
     """Where the built site is served: a URL that ends in a slash, on a free port."""
     with serve(built_site) as url:
         yield url

@@ -15,7 +15,7 @@ from types import ModuleType
 import pytest
 from conftest import reading
 from processes import HANG, end, left_behind, start
-from wrong import Answer, Stale, Table
+from wrong_answers import Answer, Stale, Table
 
 ROOT = Path(__file__).parent.parent
 LABS = ROOT / "labs"
@@ -75,7 +75,7 @@ def hints_in(output: str, reference: Path) -> list[str]:
 
 def wrong_answers(name: str) -> Table:
     """The wrong answers to a lab, "lab02", or to a part of the assessment, "capstone"."""
-    return importlib.import_module(f"wrong.{name}").wrong
+    return importlib.import_module(f"wrong_answers.{name}").wrong
 
 
 @functools.cache

@@ -1,6 +1,6 @@
 """The assessment: references pass, starters fail kindly, each hint answers to a wrong answer.
 
-The wrong answers stand in `tests/wrong/`, as those to the labs.
+The wrong answers stand in `tests/wrong_answers/`, as those to the labs.
 """
 
 import functools
@@ -19,10 +19,10 @@ from grading import (
     runner,
     wrong_answers,
 )
-from wrong import Answer
+from wrong_answers import Answer
 
 INPUTS = [
-    "assessment", "graders", "labs/check.py", "labs/cuda_on_cpu.py", "labs/lab06_cuda_basics.py", "labs/start.py", "tests/grading.py", "tests/whole_runs.py", "tests/wrong",
+    "assessment", "graders", "labs/check.py", "labs/cuda_on_cpu.py", "labs/lab06_cuda_basics.py", "labs/start.py", "tests/grading.py", "tests/whole_runs.py", "tests/wrong_answers",
     "snippets/planner/large_capstone.cpu.txt", "snippets/planner/large_capstone.py",
 ]  # fmt: skip
 

@@ -168,9 +168,9 @@ def test_every_letter_of_a_formula_is_explained() -> None:
 
 
 @pytest.fixture(scope="module")
-def card(browser: Browser, address: str) -> Iterator[Page]:
+def card(browser: Browser, site_url: str) -> Iterator[Page]:
     page = browser.new_page()
-    open_complete(page, f"{address}11_reference_card/")
+    open_complete(page, f"{site_url}11_reference_card/")
     yield page
     page.close()
 
@@ -192,9 +192,9 @@ def test_fits_the_screen(card: Page) -> None:
 
 
 @pytest.mark.parametrize("name", ["11_tools", "11_profiling_tools"])
-def test_the_tools_fit_the_screen(browser: Browser, address: str, name: str) -> None:
+def test_the_tools_fit_the_screen(browser: Browser, site_url: str, name: str) -> None:
     page = browser.new_page()
-    open_complete(page, f"{address}{name}/")
+    open_complete(page, f"{site_url}{name}/")
     hold_to_widths(page)
     page.close()
 

@@ -25,9 +25,9 @@ def context(browser: Browser) -> Iterator[BrowserContext]:
     context.close()
 
 
-def opened(context: BrowserContext, address: str, track: str = TRACKS[0]) -> Page:
+def opened(context: BrowserContext, site_url: str, track: str = TRACKS[0]) -> Page:
     page = context.new_page()
-    page.goto(f"{address}tracks/{track}/")
+    page.goto(f"{site_url}tracks/{track}/")
     page.wait_for_selector(".checklist[data-ready]")
     return page
 
@@ -40,8 +40,8 @@ def kept(page: Page) -> object:
     return json.loads(page.evaluate(f"localStorage.getItem('{KEY}')"))
 
 
-def test_ticks_by_keyboard_and_keeps_them(context: BrowserContext, address: str) -> None:
-    page = opened(context, address)
+def test_ticks_by_keyboard_and_keeps_them(context: BrowserContext, site_url: str) -> None:
+    page = opened(context, site_url)
     told = page.locator(".checklist-count")
     clear = page.get_by_role("button", name="Clear these ticks")
     assert told.inner_text() == "0 of 10 shown." and clear.is_disabled()
@@ -67,8 +67,8 @@ def test_ticks_by_keyboard_and_keeps_them(context: BrowserContext, address: str)
     assert page.evaluate("document.activeElement.id") == A  # focus is not lost with the button
 
 
-def test_focus_can_be_seen(context: BrowserContext, address: str) -> None:
-    page = opened(context, address)
+def test_focus_can_be_seen(context: BrowserContext, site_url: str) -> None:
+    page = opened(context, site_url)
     page.focus(f"#{A}")
     page.keyboard.press("Tab")
     page.keyboard.press("Shift+Tab")
@@ -78,8 +78,8 @@ def test_focus_can_be_seen(context: BrowserContext, address: str) -> None:
     assert box["width"] >= 24 and box["height"] >= 24
 
 
-def test_what_it_cannot_read_breaks_nothing(context: BrowserContext, address: str) -> None:
-    page = opened(context, address)
+def test_what_it_cannot_read_breaks_nothing(context: BrowserContext, site_url: str) -> None:
+    page = opened(context, site_url)
     for stored in ("{", "null", "[1]", '"text"', json.dumps({A: "yes"})):
         page.evaluate("both => localStorage.setItem(...both)", [KEY, stored])
         page.evaluate("dispatchEvent(new StorageEvent('storage', { key: null }))")  # read it
@@ -93,8 +93,8 @@ def test_what_it_cannot_read_breaks_nothing(context: BrowserContext, address: st
     assert ticked(page) == [] and page.locator(".checklist-count").is_visible()
 
 
-def test_what_belongs_to_others_stays(context: BrowserContext, address: str) -> None:
-    page = opened(context, address)
+def test_what_belongs_to_others_stays(context: BrowserContext, site_url: str) -> None:
+    page = opened(context, site_url)
     page.evaluate(f"""localStorage.setItem('{KEY}', '{{"elsewhere": true, "{A}": true}}')""")
     page.reload()
     page.wait_for_selector(".checklist[data-ready]")
@@ -104,8 +104,8 @@ def test_what_belongs_to_others_stays(context: BrowserContext, address: str) -> 
     assert kept(page) == {"elsewhere": True}
 
 
-def test_two_tabs_agree(context: BrowserContext, address: str) -> None:
-    first, second = opened(context, address), opened(context, address)
+def test_two_tabs_agree(context: BrowserContext, site_url: str) -> None:
+    first, second = opened(context, site_url), opened(context, site_url)
     first.check(f"#{A}")
     second.wait_for_function(f"document.getElementById('{A}').checked")
     second.check(f"#{B}")
@@ -113,7 +113,7 @@ def test_two_tabs_agree(context: BrowserContext, address: str) -> None:
     assert kept(first) == {A: True, B: True}
 
 
-def test_a_window_that_keeps_nothing(context: BrowserContext, address: str) -> None:
+def test_a_window_that_keeps_nothing(context: BrowserContext, site_url: str) -> None:
     context.add_init_script(
         "Object.defineProperty(window, 'localStorage',"
         " { get() { throw new DOMException('denied', 'SecurityError') } })"
@@ -121,15 +121,15 @@ def test_a_window_that_keeps_nothing(context: BrowserContext, address: str) -> N
     failed = []
     page = context.new_page()
     page.on("pageerror", lambda error: failed.append(str(error)))
-    page.goto(f"{address}tracks/{TRACKS[0]}/")
+    page.goto(f"{site_url}tracks/{TRACKS[0]}/")
     page.wait_for_selector(".checklist[data-ready]")
     page.check(f"#{A}")
     assert page.locator(".checklist-count").inner_text() == "1 of 10 shown."
     assert not [error for error in failed if "checklist" in error]
 
 
-def test_the_next_page_and_back(context: BrowserContext, address: str) -> None:
-    page = opened(context, address)
+def test_the_next_page_and_back(context: BrowserContext, site_url: str) -> None:
+    page = opened(context, site_url)
     page.check(f"#{A}")
     page.locator(f".md-content a[href*='{TRACKS[2]}']").last.click()
     page.wait_for_selector("#pytorch-gpu-components")
@@ -143,10 +143,10 @@ def test_the_next_page_and_back(context: BrowserContext, address: str) -> None:
 
 
 @pytest.mark.parametrize("track", TRACKS)
-def test_without_javascript(browser: Browser, address: str, track: str) -> None:
+def test_without_javascript(browser: Browser, site_url: str, track: str) -> None:
     context = browser.new_context(java_script_enabled=False, color_scheme="dark")
     page = context.new_page()
-    page.goto(f"{address}tracks/{track}/")
+    page.goto(f"{site_url}tracks/{track}/")
     boxes = page.locator(".checklist input[type=checkbox]")
     assert boxes.count() >= 7 and page.locator(".checklist button").count() == 0
     for number in range(boxes.count()):
@@ -159,9 +159,9 @@ def test_without_javascript(browser: Browser, address: str, track: str) -> None:
 
 
 @pytest.mark.parametrize("track", TRACKS)
-def test_fits_a_phone(browser: Browser, address: str, track: str) -> None:
+def test_fits_a_phone(browser: Browser, site_url: str, track: str) -> None:
     context = browser.new_context(viewport={"width": 390, "height": 844})
-    page = opened(context, address, track)
+    page = opened(context, site_url, track)
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     cut = page.eval_on_selector_all(  # the way and the rows are read without scrolling sideways
         ".track-path p, .track-overview td, .track-rows td, .checklist li",

@@ -83,11 +83,11 @@ def test_what_nothing_counts_stops_the_build() -> None:
         with_counts("{{ stars }} stars", ROOT)
 
 
-def test_the_page_is_short_and_light(browser: Browser, address: str) -> None:
+def test_the_page_is_short_and_light(browser: Browser, site_url: str) -> None:
     page = browser.new_page(viewport={"width": 1440, "height": 1000})
     loaded: dict[str, int] = {}
     page.on("response", lambda answer: loaded.update({answer.url: len(answer.body())}))
-    open_complete(page, address)
+    open_complete(page, site_url)
     assert page.evaluate("document.querySelector('article').offsetHeight") < 3300
     for picture in page.locator(".home-cards img").all():  # they load when they are needed
         picture.scroll_into_view_if_needed()
@@ -112,13 +112,13 @@ BESIDE = [".home-animation .ring", ".home-pause", ".home-result pre"]
     ],
 )
 def test_the_first_screen(
-    browser: Browser, address: str, width: int, height: int, parts: list[str]
+    browser: Browser, site_url: str, width: int, height: int, parts: list[str]
 ) -> None:
     """A promise, the four doors, and at a desk the animation and a result, too."""
     page = browser.new_page(
         viewport={"width": width, "height": height}, reduced_motion="no-preference"
     )
-    open_complete(page, address)
+    open_complete(page, site_url)
     for part in parts:
         boxes = [each.bounding_box() for each in page.locator(part).all()]
         assert len(boxes) == {".home-promise .md-button": 2, ".home-doors li": 4}.get(part, 1)
@@ -168,7 +168,7 @@ def visible(page: Page, seconds: float) -> list[str]:
 
 @pytest.mark.parametrize("scripts", [True, False])
 def test_the_animation_says_what_it_shows(
-    browser: Browser, address: str, scripts: bool
+    browser: Browser, site_url: str, scripts: bool
 ) -> None:
     """Its labels name the ranks, the phase, the step and the bytes; it can be paused."""
     home = module("home")
@@ -177,7 +177,7 @@ def test_the_animation_says_what_it_shows(
         java_script_enabled=scripts,
         reduced_motion="no-preference",
     )
-    page.goto(address)
+    page.goto(site_url)
     ring = page.locator("svg.ring")
     assert ring.get_attribute("role") == "img"
     assert "reduce-scatter" in ring.get_attribute("aria-label")
@@ -206,9 +206,9 @@ def test_the_animation_says_what_it_shows(
     page.close()
 
 
-def test_a_reader_who_wants_no_motion_sees_the_middle(browser: Browser, address: str) -> None:
+def test_a_reader_who_wants_no_motion_sees_the_middle(browser: Browser, site_url: str) -> None:
     page = browser.new_page(viewport={"width": 390, "height": 844}, reduced_motion="reduce")
-    open_complete(page, address)
+    open_complete(page, site_url)
     assert page.evaluate("document.getAnimations().length") == 0
     assert not page.locator(".home-pause").is_visible()
     shown = page.evaluate("""() => [...document.querySelectorAll(".ring .all > use")]
@@ -218,9 +218,9 @@ def test_a_reader_who_wants_no_motion_sees_the_middle(browser: Browser, address:
 
 
 @pytest.mark.parametrize("scripts", [True, False])
-def test_a_phone_has_all_of_it(browser: Browser, address: str, scripts: bool) -> None:
+def test_a_phone_has_all_of_it(browser: Browser, site_url: str, scripts: bool) -> None:
     page = browser.new_page(viewport={"width": 390, "height": 800}, java_script_enabled=scripts)
-    page.goto(address)
+    page.goto(site_url)
     for scheme in ("light", "dark"):
         page.emulate_media(color_scheme=scheme)
         for part in (
@@ -240,9 +240,9 @@ def test_a_phone_has_all_of_it(browser: Browser, address: str, scripts: bool) ->
     page.close()
 
 
-def test_keyboard_reaches_the_first_chapter(browser: Browser, address: str) -> None:
+def test_keyboard_reaches_the_first_chapter(browser: Browser, site_url: str) -> None:
     page = browser.new_page(viewport={"width": 1440, "height": 1000})
-    open_complete(page, address)
+    open_complete(page, site_url)
     for _ in range(80):
         page.keyboard.press("Tab")
         if "Begin with" in page.evaluate("document.activeElement.textContent"):

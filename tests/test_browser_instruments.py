@@ -88,8 +88,8 @@ def look(page: Page, width: int = 600, colours: str = "light", media: str = "scr
     page.emulate_media(color_scheme=colours, media=media)
 
 
-def opened(page: Page, address: str, name: str, query: str = "") -> Page:
-    page.goto(f"{address}instruments/{name}/{query}")
+def opened(page: Page, site_url: str, name: str, query: str = "") -> Page:
+    page.goto(f"{site_url}instruments/{name}/{query}")
     page.wait_for_selector(f"#{name}[data-ready]")
     return settled(page, name)
 
@@ -110,9 +110,9 @@ ANSWERS = """async ([url, name, cases]) => {
 }"""
 
 
-def in_javascript(page: Page, address: str, name: str, function: str, cases: list) -> list:
+def in_javascript(page: Page, site_url: str, name: str, function: str, cases: list) -> list:
     """What the module of an instrument answers, case by case."""
-    url = f"{address}assets/instruments/{name}.js"
+    url = f"{site_url}assets/instruments/{name}.js"
     if page.url != url:
         page.route("**/favicon.ico", lambda route: route.fulfill(status=204))
         page.goto(url)  # a page of the same origin, with nothing to draw
@@ -120,7 +120,7 @@ def in_javascript(page: Page, address: str, name: str, function: str, cases: lis
     return json.loads(answers)
 
 
-def test_number_formats_agree(page: Page, address: str) -> None:
+def test_number_formats_agree(page: Page, site_url: str) -> None:
     formats, random = program("formats"), Random(0)
     ends = [
         "0",
@@ -154,12 +154,12 @@ def test_number_formats_agree(page: Page, address: str) -> None:
         scale *= name not in formats.BLOCKS
         cases.append([number, name, scale, 2 ** random.choice([0, 1, 4, 7, 8, 12]), rest])
     for case, said in zip(
-        cases, in_javascript(page, address, "formats", "facts", cases), strict=True
+        cases, in_javascript(page, site_url, "formats", "facts", cases), strict=True
     ):
         assert said == formats.facts(*case), case
 
 
-def test_rooflines_agree(page: Page, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rooflines_agree(page: Page, site_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT / "snippets" / "planner")
     roofs, random = program("roofline"), Random(0)
     names = list(roofs.points(roofs.MODELS["llama-3-8b"], 1, 1, 1, 1))
@@ -172,7 +172,7 @@ def test_rooflines_agree(page: Page, address: str, monkeypatch: pytest.MonkeyPat
         for _ in range(500)
     ]
     for case, said in zip(
-        cases, in_javascript(page, address, "roofline", "facts", cases), strict=True
+        cases, in_javascript(page, site_url, "roofline", "facts", cases), strict=True
     ):
         assert said == roofs.facts(*case), case
 
@@ -195,9 +195,9 @@ def test_points_are_those_of_the_chapters(monkeypatch: pytest.MonkeyPatch) -> No
     "name, held, control", [("roofline", "decode", "batch"), ("schedules", "rank-2", "rank-2")]
 )
 def test_what_is_dragged_moves_its_control(
-    page: Page, address: str, name: str, held: str, control: str
+    page: Page, site_url: str, name: str, held: str, control: str
 ) -> None:
-    opened(page, address, name)
+    opened(page, site_url, name)
     touch = page.context.new_cdp_session(page)
 
     def finger(what: str, *points: dict) -> None:
@@ -224,7 +224,7 @@ def test_what_is_dragged_moves_its_control(
         assert int(slider.input_value()) == after
 
 
-def test_collectives_agree(page: Page, address: str) -> None:
+def test_collectives_agree(page: Page, site_url: str) -> None:
     steps = program("collective")
     every, cases, random = [], [], Random(0)
     for n, collective, algorithm in itertools.product(
@@ -244,31 +244,31 @@ def test_collectives_agree(page: Page, address: str) -> None:
                 size = 2 ** random.randrange(10, 33)
                 cases.append([*every[-1], size, *links, random.randint(0, len(plan))])
     assert len(cases) > 2000
-    plans = in_javascript(page, address, "collective", "plan", every)
+    plans = in_javascript(page, site_url, "collective", "plan", every)
     for case, plan in zip(every, plans, strict=True):
         assert [[tuple(m) for m in step] for step in plan] == steps.plan(*case), case
     for case, said in zip(
-        cases, in_javascript(page, address, "collective", "facts", cases), strict=True
+        cases, in_javascript(page, site_url, "collective", "facts", cases), strict=True
     ):
         assert said == json.loads(json.dumps(steps.facts(*case))), case
 
 
-def test_links_that_nobody_takes_have_no_controls(page: Page, address: str) -> None:
+def test_links_that_nobody_takes_have_no_controls(page: Page, site_url: str) -> None:
     for node, links, said in ((8, "inside", "inside a node"), (1, "between", "8 MiB, between")):
-        opened(page, address, "collective", f"?node={node}")
+        opened(page, site_url, "collective", f"?node={node}")
         for where, prefix in (("inside", ""), ("between", "far-")):
             for each in ("alpha", "rate"):
                 control = page.locator(f"#collective-{prefix}{each}")
                 assert control.is_visible() == (where == links), (node, where, each)
         assert said in page.inner_text("#collective [role=status]")
-    opened(page, address, "collective", "?node=4")
+    opened(page, site_url, "collective", "?node=4")
     assert page.locator("#collective-alpha").is_visible()
     assert page.locator("#collective-far-alpha").is_visible()
     said = page.inner_text("#collective [role=status]")
     assert "8 messages of 8 MiB, 2 of them between nodes." in said
 
 
-def test_schedules_agree(page: Page, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_schedules_agree(page: Page, site_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("matplotlib")
     monkeypatch.syspath_prepend(ROOT / "snippets" / "03_model_parallelism")
     times, random, cases = program("schedules"), Random(0), []
@@ -281,16 +281,16 @@ def test_schedules_agree(page: Page, address: str, monkeypatch: pytest.MonkeyPat
         pace = [random.choice([10, random.randint(5, 20)]) for _ in range(p)]
         cases.append([name, p, m, v, *costs, random.randint(0, 20), pace])
     some = cases[::6]
-    answers = in_javascript(page, address, "schedules", "timeline", some)
+    answers = in_javascript(page, site_url, "schedules", "timeline", some)
     for case, spans in zip(some, answers, strict=True):
         assert spans == json.loads(json.dumps(times.timeline(*case))), case
     for case, said in zip(
-        cases, in_javascript(page, address, "schedules", "facts", cases), strict=True
+        cases, in_javascript(page, site_url, "schedules", "facts", cases), strict=True
     ):
         assert said == times.facts(*case), case
 
 
-def test_serving_agrees(page: Page, address: str) -> None:
+def test_serving_agrees(page: Page, site_url: str) -> None:
     load, random, cases = program("serving"), Random(0), []
     while len(cases) < 400:
         prompt, answer = random.choice([20, 50, 100, 300]), random.choice([5, 10, 20, 40])
@@ -307,12 +307,12 @@ def test_serving_agrees(page: Page, address: str) -> None:
         }  # fmt: skip
         others = {settings["rate"], *([] if len(cases) % 10 else load.LOADS)}
         cases.append([settings, sorted(others)])
-    answers = in_javascript(page, address, "serving", "facts", cases)
+    answers = in_javascript(page, site_url, "serving", "facts", cases)
     for case, said in zip(cases, answers, strict=True):
         assert said == load.facts(*case), case
 
 
-def test_tiles_agree(page: Page, address: str) -> None:
+def test_tiles_agree(page: Page, site_url: str) -> None:
     tiles, random, cases = program("attention"), Random(0), []
     while len(cases) < 400:
         length = random.choice([random.randint(1, 300), 512, 1024])
@@ -325,7 +325,7 @@ def test_tiles_agree(page: Page, address: str) -> None:
         }  # fmt: skip
         settings["step"] = random.randint(1, len(tiles.tiles(settings)))
         cases.append([settings])
-    answers = in_javascript(page, address, "attention", "facts", cases)
+    answers = in_javascript(page, site_url, "attention", "facts", cases)
     for case, said in zip(cases, answers, strict=True):
         assert said == tiles.facts(*case), case
 
@@ -353,7 +353,7 @@ def random_shape(random: Random) -> dict:
     }  # fmt: skip
 
 
-def test_memory_agrees(page: Page, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_agrees(page: Page, site_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT / "snippets/planner")
     memory, plan, random, cases = (
         program("memory"),
@@ -373,7 +373,7 @@ def test_memory_agrees(page: Page, address: str, monkeypatch: pytest.MonkeyPatch
             gpu["memory"] = 2.0 ** random.uniform(28, 34)
         cases.append([shape, layout, 2 ** random.randint(10, 13), gpu])
     for function, some in (("facts", cases), ("compared", cases[:1] + cases[1::20])):
-        answers = in_javascript(page, address, "memory", function, some)
+        answers = in_javascript(page, site_url, "memory", function, some)
         for case, said in zip(some, answers, strict=True):
             shape, layout, sequence, gpu = case
             command_line = plan.Shape(**shape), plan.Layout(**layout), sequence, plan.Gpu(**gpu)
@@ -400,7 +400,7 @@ def as_printed(said: dict) -> list[str]:
 
 
 def test_plans_agree(
-    page: Page, address: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+    page: Page, site_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     monkeypatch.syspath_prepend(ROOT / "snippets/planner")
     plan, random, cases, printed = importlib.import_module("plan"), Random(0), [], []
@@ -428,7 +428,7 @@ def test_plans_agree(
         printed.append(text.splitlines()[1:])
         given = dataclasses.asdict(shape), gpus, sequence, batch, dataclasses.asdict(gpu), 3
         cases.append(given)
-    answers = in_javascript(page, address, "planner", "plan", cases)
+    answers = in_javascript(page, site_url, "planner", "plan", cases)
     launches, wanted = [], []
     for case, said, text in zip(cases, answers, printed, strict=True):
         assert as_printed(said) == text, case
@@ -440,7 +440,7 @@ def test_plans_agree(
             args = argparse.Namespace(model=model, sequence=sequence)
             command_line = plan.Shape(**shape), plan.Layout(**row["layout"]), plan.Gpu(**gpu)
             wanted.append(plan.emit(target, args, *command_line))
-    assert in_javascript(page, address, "launch", "launch", launches) == wanted
+    assert in_javascript(page, site_url, "launch", "launch", launches) == wanted
 
 
 # Of a control: whether it has the focus and is to be seen, its kind and what is spoken of it; the
@@ -453,8 +453,8 @@ AS_IT_IS = """each => [
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_by_keyboard_alone(page: Page, address: str, name: str) -> None:
-    opened(page, address, name)
+def test_by_keyboard_alone(page: Page, site_url: str, name: str) -> None:
+    opened(page, site_url, name)
     press, status = page.keyboard.press, page.locator(f"#{name} [role=status]")
     controls = page.locator(f"#{name} :is(input, select, button)")
     controls.first.focus()
@@ -516,9 +516,9 @@ BEGUN = """async ([name, queries]) => {
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_link_and_a_command_say_the_same(
-    page: Page, address: str, tmp_path: Path, name: str
+    page: Page, site_url: str, tmp_path: Path, name: str
 ) -> None:
-    opened(page, address, name)
+    opened(page, site_url, name)
     for each in page.locator(f"#{name} :is(input, select)").all():
         if each.is_enabled():
             each.press("ArrowRight")
@@ -545,7 +545,7 @@ def test_a_link_and_a_command_say_the_same(
 
 
 @pytest.mark.inputs(*SITE)
-def test_links_show_what_they_ask_for(page: Page, address: str, built_site: Path) -> None:
+def test_links_show_what_they_ask_for(page: Page, site_url: str, built_site: Path) -> None:
     links: dict[str, set[str]] = {}
     for file in built_site.rglob("index.html"):
         for link in re.finditer(
@@ -554,14 +554,14 @@ def test_links_show_what_they_ask_for(page: Page, address: str, built_site: Path
             links.setdefault(link[1] or file.parent.name, set()).add(html.unescape(link[2]))
     assert len(links) > 5
     for name, queries in sorted(links.items()):
-        shown = opened(page, address, name).evaluate(BEGUN, [name, sorted(queries)])
+        shown = opened(page, site_url, name).evaluate(BEGUN, [name, sorted(queries)])
         for query, (link, _) in zip(sorted(queries), shown, strict=True):
             assert set(parse_qsl(query)) <= set(parse_qsl(urlsplit(link).query)), (name, query)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_nonsense_in_the_address_is_the_beginning(page: Page, address: str, name: str) -> None:
-    shown = opened(page, address, name).inner_text(f"#{name} .instrument-facts")
+def test_nonsense_in_the_address_is_the_beginning(page: Page, site_url: str, name: str) -> None:
+    shown = opened(page, site_url, name).inner_text(f"#{name} .instrument-facts")
     names = page.locator(f"#{name} :is(input, select)").evaluate_all(
         f"all => all.map(each => each.id.slice({len(name) + 1}))"
     )
@@ -603,9 +603,11 @@ AT_THE_END = """controls => controls.map(each => {
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("width", [390, 1440])
-def test_fits_moves_nothing_and_prints(page: Page, address: str, name: str, width: int) -> None:
+def test_fits_moves_nothing_and_prints(
+    page: Page, site_url: str, name: str, width: int
+) -> None:
     look(page, width, "dark" if width == 390 else "light")  # which no box depends on
-    opened(page, address, name)
+    opened(page, site_url, name)
     page.wait_for_load_state("networkidle")
     assert page.evaluate(MOVED) < 0.02
     drawing = page.locator(f"#{name} svg")
@@ -622,10 +624,10 @@ def test_fits_moves_nothing_and_prints(page: Page, address: str, name: str, widt
     assert drawing.is_visible() and not page.locator(f"#{name} input").first.is_visible()
 
 
-def test_without_javascript(browser: Browser, address: str) -> None:
+def test_without_javascript(browser: Browser, site_url: str) -> None:
     page = browser.new_page(java_script_enabled=False)
     for name in NAMES:
-        page.goto(f"{address}instruments/{name}/")
+        page.goto(f"{site_url}instruments/{name}/")
         still = page.locator(f"#{name} :is(img, .transcript)")
         assert still.is_visible(), name
         assert len(still.get_attribute("alt") or still.inner_text()) > 100, name

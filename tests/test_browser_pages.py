@@ -18,30 +18,30 @@ if TYPE_CHECKING:
 INPUTS = SITE
 
 
-def test_home_page(browser: Browser, address: str) -> None:
+def test_home_page(browser: Browser, site_url: str) -> None:
     page = browser.new_page()
     asked, failed = [], []
     page.on("request", lambda request: asked.append(request.url))
     page.on("console", lambda message: failed.append(message.text))
     page.on("pageerror", lambda error: failed.append(str(error)))
-    open_complete(page, address)
+    open_complete(page, site_url)
     for width in (390, 1440):
         page.set_viewport_size({"width": width, "height": 900})
         assert page.evaluate("document.documentElement.scrollWidth") <= width
-    assert not [url for url in asked if not url.startswith((address, "data:"))]
+    assert not [url for url in asked if not url.startswith((site_url, "data:"))]
     assert not failed
     page.close()
 
 
 @pytest.mark.parametrize("scripts", [True, False])
 def test_a_letter_opens_the_glossary_at_its_terms(
-    browser: Browser, address: str, scripts: bool
+    browser: Browser, site_url: str, scripts: bool
 ) -> None:
     context = browser.new_context(
         viewport={"width": 390, "height": 800}, java_script_enabled=scripts
     )
     page = context.new_page()
-    page.goto(f"{address}glossary/")
+    page.goto(f"{site_url}glossary/")
     assert not page.locator("#terms-q").is_visible()
     page.focus('.terms-letters a[href$="#terms-q"]')
     page.keyboard.press("Enter")
@@ -56,19 +56,19 @@ def test_a_letter_opens_the_glossary_at_its_terms(
 
 
 def test_tabs_are_not_wider_than_a_window_with_a_scrollbar(
-    browser: Browser, address: str
+    browser: Browser, site_url: str
 ) -> None:
     page = browser.new_page(viewport={"width": 390, "height": 800})
-    page.goto(f"{address}setup/")
+    page.goto(f"{site_url}setup/")
     page.add_style_tag(content="body { width: 378px }")  # what a scrollbar of 12 px leaves
     right = "all => all.map(each => each.getBoundingClientRect().right)"
     assert max(page.locator("article > .tabbed-set > *").evaluate_all(right)) <= 378
     page.close()
 
 
-def test_a_jump_within_a_page_forgets_nothing(browser: Browser, address: str) -> None:
+def test_a_jump_within_a_page_forgets_nothing(browser: Browser, site_url: str) -> None:
     page = browser.new_page(viewport={"width": 1440, "height": 900})
-    open_complete(page, f"{address}11_references/")
+    open_complete(page, f"{site_url}11_references/")
     page.fill("#references-word", "attention")
     page.click('.md-content a[href^="#"]:visible, .md-sidebar--secondary a[href^="#"]:visible')
     page.wait_for_url("**/11_references/#*")
@@ -77,7 +77,7 @@ def test_a_jump_within_a_page_forgets_nothing(browser: Browser, address: str) ->
     page.close()
 
 
-def test_the_old_address_of_a_section_leads_to_it(browser: Browser, address: str) -> None:
+def test_the_old_address_of_a_section_leads_to_it(browser: Browser, site_url: str) -> None:
     page = browser.new_page()
     for old, new, section, title in (
         ("03_model_parallelism", "03_tensor_parallelism", "f-and-g", "f and g"),
@@ -85,19 +85,19 @@ def test_the_old_address_of_a_section_leads_to_it(browser: Browser, address: str
         ("03_context_and_experts", "03_several_cuts", "fsdp-over-tp", "FSDP over TP"),
         ("03_context_and_experts", "03_experts", "cut-by-experts", "Cut by experts"),
     ):
-        page.goto(f"{address}{old}/#{section}")
+        page.goto(f"{site_url}{old}/#{section}")
         page.wait_for_url(f"**/{new}/#{section}")
         assert page.locator(f"#{section}").inner_text().startswith(title)
-    page.goto(f"{address}03_model_parallelism/#gpipe-from-scratch")  # it has not moved
+    page.goto(f"{site_url}03_model_parallelism/#gpipe-from-scratch")  # it has not moved
     page.wait_for_load_state("load")
     assert page.url.endswith("/03_model_parallelism/#gpipe-from-scratch")
     page.close()
 
 
-def test_a_step_of_a_lab_keeps_its_older_addresses(browser: Browser, address: str) -> None:
+def test_a_step_of_a_lab_keeps_its_older_addresses(browser: Browser, site_url: str) -> None:
     """The title of step 7 has changed, and links with the older title lead to the step."""
     page = browser.new_page()
-    page.goto(f"{address}labs/lab02_ddp/#step-7-accumulate-and-be-silent-meanwhile")
+    page.goto(f"{site_url}labs/lab02_ddp/#step-7-accumulate-and-be-silent-meanwhile")
     page.wait_for_url("**/#step-7-accumulate-gradients-without-communication")
     page.close()
 
@@ -107,7 +107,7 @@ def test_a_step_of_a_lab_keeps_its_older_addresses(browser: Browser, address: st
     ["03_model_parallelism", "11_references", "tracks/distributed_core", "what_ran_where"],
 )
 def test_a_page_is_not_styled_twice_while_it_loads(
-    browser: Browser, address: str, place: str
+    browser: Browser, site_url: str, place: str
 ) -> None:
     """Each time more is a tenth of a second of a phone in which it does not answer.
 
@@ -116,7 +116,7 @@ def test_a_page_is_not_styled_twice_while_it_loads(
     """
     page = browser.new_page(viewport={"width": 390, "height": 844})
     browser.start_tracing(page=page, categories=["devtools.timeline"])
-    open_complete(page, f"{address}{place}/")
+    open_complete(page, f"{site_url}{place}/")
     page.evaluate(
         "new Promise(requestIdleCallback)"
     )  # what scripts do when nothing else is to do
@@ -137,7 +137,7 @@ def test_a_page_is_not_styled_twice_while_it_loads(
 
 
 def test_code_and_page_have_their_buttons_and_the_keyboard(
-    browser: Browser, address: str, built_site: Path
+    browser: Browser, site_url: str, built_site: Path
 ) -> None:
     page = browser.new_page(
         viewport={"width": 390, "height": 844},
@@ -145,7 +145,7 @@ def test_code_and_page_have_their_buttons_and_the_keyboard(
     )
     failed = []
     page.on("console", lambda message: failed.append(message.text))
-    open_complete(page, f"{address}03_model_parallelism/")
+    open_complete(page, f"{site_url}03_model_parallelism/")
     assert not failed
     button = page.get_by_role("button", name="Copy page")
     said = page.locator(".copy-page [role=status]")
@@ -158,7 +158,7 @@ def test_code_and_page_have_their_buttons_and_the_keyboard(
     assert asked["page"].endswith("/03_model_parallelism/")
     assert asked["section"] == "#gpipe-from-scratch" and "torch 2." in asked["versions"]
     assert asked["transcript"].startswith("snippets/03_model_parallelism/")
-    open_complete(page, f"{address}labs/lab02_ddp/")
+    open_complete(page, f"{site_url}labs/lab02_ddp/")
     for link in page.locator(".report").all()[:2]:
         asked = dict(parse_qsl(urlsplit(link.get_attribute("href")).query))
         assert asked["transcript"] == "labs/lab02_ddp.py" and "torch 2." in asked["versions"]
@@ -179,14 +179,16 @@ def test_code_and_page_have_their_buttons_and_the_keyboard(
     page.close()
 
 
-def test_the_scheme_is_that_of_the_system_or_the_chosen(browser: Browser, address: str) -> None:
+def test_the_scheme_is_that_of_the_system_or_the_chosen(
+    browser: Browser, site_url: str
+) -> None:
     context = browser.new_context(color_scheme="dark")
     page = context.new_page()
 
     def scheme() -> str:
         return page.get_attribute("body", "data-md-color-scheme")
 
-    page.goto(address)
+    page.goto(site_url)
     assert scheme() == "slate"
     for name, expected in (("light", "default"), ("dark", "slate"), ("of the system", "slate")):
         switch = page.locator("label[for^=__palette]:visible")
@@ -225,7 +227,9 @@ ERROR = "<code>Such functions do not allow the output views to be modified inpla
 SETTING = "<code>TORCH_NCCL_ASYNC_ERROR_HANDLING=TORCH_NCCL_BLOCKING_WAIT</code>"
 
 
-def test_tables_and_prose_fit_a_phone_and_a_wide_screen(browser: Browser, address: str) -> None:
+def test_tables_and_prose_fit_a_phone_and_a_wide_screen(
+    browser: Browser, site_url: str
+) -> None:
     page = browser.new_page(viewport={"width": 390, "height": 844})
     advice = "plan for 70% of the capacity, because uneven lengths wait longer"
     text = table(("you see", "it is", "fix"), (ERROR, "the queue, at 90% of its load", advice))
@@ -237,7 +241,7 @@ def test_tables_and_prose_fit_a_phone_and_a_wide_screen(browser: Browser, addres
         ("a_program.py", "2 CPU cores (AMD EPYC)", "2.13.0", "3.11.7", "2026-11-21", "9.5", ""),
     )
     words = f"<dl><dt>rank</dt><dd>{advice}</dd></dl>"
-    page.goto(f"{address}programs/02_ddp/naive/")  # a short page
+    page.goto(f"{site_url}programs/02_ddp/naive/")  # a short page
     show(
         page,
         f'{text}{numbers}<div class="ran">{ran}</div><div class="glossary">{words}</div>',
@@ -296,7 +300,7 @@ def test_tables_and_prose_fit_a_phone_and_a_wide_screen(browser: Browser, addres
 
 
 def test_a_printed_page_is_filled_and_has_no_folded_program(
-    browser: Browser, address: str
+    browser: Browser, site_url: str
 ) -> None:
     """Blocks of 40 lines: two of them do not fit on one page, and five need no more than four."""
     page = browser.new_page()
@@ -304,7 +308,7 @@ def test_a_printed_page_is_filled_and_has_no_folded_program(
     lines = "\n".join(f"line_{i}()" for i in range(40))
     block = f'{path}<div class="highlight"><pre><span></span><code>{lines}</code></pre></div>'
     answer = '<details class="question"><summary>Why?</summary><p>Because.</p></details>'
-    page.goto(f"{address}programs/02_ddp/naive/")  # a short page
+    page.goto(f"{site_url}programs/02_ddp/naive/")  # a short page
     show(
         page,
         block * 5

@@ -30,12 +30,12 @@ def context(browser: Browser) -> Iterator[BrowserContext]:
     context.close()
 
 
-def opened(context: BrowserContext, address: str) -> Page:
+def opened(context: BrowserContext, site_url: str) -> Page:
     page = context.new_page()
     page.failed = []
     page.on("pageerror", lambda error: page.failed.append(str(error)))
     page.on("console", lambda message: page.failed.append(message.text))
-    page.goto(f"{address}assessment/quiz/")
+    page.goto(f"{site_url}assessment/quiz/")
     ready(page)
     return page
 
@@ -84,8 +84,8 @@ def tab_to(page: Page, wanted: str) -> None:
     raise AssertionError(f"Tab does not lead to {wanted}")
 
 
-def test_all_of_it_by_keyboard_alone(context: BrowserContext, address: str) -> None:
-    page = opened(context, address)
+def test_all_of_it_by_keyboard_alone(context: BrowserContext, site_url: str) -> None:
+    page = opened(context, site_url)
     press = page.keyboard.press
     press("Tab")
     assert page.evaluate("document.activeElement.textContent").strip() == "Skip to content"
@@ -141,8 +141,8 @@ def test_all_of_it_by_keyboard_alone(context: BrowserContext, address: str) -> N
     assert not page.failed
 
 
-def test_wrong_answers_get_their_explanation(context: BrowserContext, address: str) -> None:
-    page = opened(context, address)
+def test_wrong_answers_get_their_explanation(context: BrowserContext, site_url: str) -> None:
+    page = opened(context, site_url)
     assert check(page, "ring") == "Give a number first."
     assert check(page, "wider") == "Choose an answer first."
     assert kept(page) == {}
@@ -202,8 +202,8 @@ NUMBERS = {  # what is typed, and whether it is right; None is no answer
 }  # fmt: skip
 
 
-def test_numbers_and_units(context: BrowserContext, address: str) -> None:
-    page = opened(context, address)
+def test_numbers_and_units(context: BrowserContext, site_url: str) -> None:
+    page = opened(context, site_url)
     for name, cases in NUMBERS.items():
         for text, right in cases.items():
             said = answer(page, name, text)
@@ -214,8 +214,8 @@ def test_numbers_and_units(context: BrowserContext, address: str) -> None:
                 assert said.startswith(sign[right]), (name, text, said)
 
 
-def test_what_the_browser_keeps(context: BrowserContext, address: str) -> None:
-    page = opened(context, address)
+def test_what_the_browser_keeps(context: BrowserContext, site_url: str) -> None:
+    page = opened(context, site_url)
     answer(page, "ring", "24 MiB")
     page.check("#syncs-option-2")
     check(page, "syncs")
@@ -234,7 +234,7 @@ def test_what_the_browser_keeps(context: BrowserContext, address: str) -> None:
     assert shown[2].split("\n")[-1] in box(page, "graph").locator("li").nth(1).inner_text()
     assert row(page, "all") == [ALL, "0", "0"]
 
-    other = opened(context, address)
+    other = opened(context, site_url)
     answer(other, "ring", "21 MiB")  # another tab is followed
     page.wait_for_function("document.querySelector('#ring-number').value === '21 MiB'")
     assert verdict(page, "ring").startswith("✓") and row(page, "all") == [ALL, "1", "0"]
@@ -247,9 +247,9 @@ def follow(page: Page, end: str) -> None:
         link.evaluate("link => link.click()")  # it may lie in a closed drawer
 
 
-def test_the_next_page_and_back(context: BrowserContext, address: str) -> None:
+def test_the_next_page_and_back(context: BrowserContext, site_url: str) -> None:
     page = context.new_page()
-    page.goto(f"{address}assessment/capstone/")
+    page.goto(f"{site_url}assessment/capstone/")
     for expected in ([ALL, "–", "–"], [ALL, "1", "1"]):
         follow(page, "/quiz/")
         ready(page)
@@ -280,8 +280,8 @@ UNREADABLE = {
 }  # fmt: skip
 
 
-def test_what_it_cannot_read_breaks_nothing(context: BrowserContext, address: str) -> None:
-    page = opened(context, address)
+def test_what_it_cannot_read_breaks_nothing(context: BrowserContext, site_url: str) -> None:
+    page = opened(context, site_url)
     for stored in ["{", "[1]", json.dumps(UNREADABLE)]:
         page.evaluate("value => localStorage.setItem(...value)", [KEY, stored])
         page.reload()
@@ -294,12 +294,12 @@ def test_what_it_cannot_read_breaks_nothing(context: BrowserContext, address: st
     assert not page.failed
 
 
-def test_a_window_that_keeps_nothing(context: BrowserContext, address: str) -> None:
+def test_a_window_that_keeps_nothing(context: BrowserContext, site_url: str) -> None:
     context.add_init_script(
         "Object.defineProperty(window, 'localStorage',"
         " { get() { throw new DOMException('denied', 'SecurityError') } })"
     )
-    page = opened(context, address)
+    page = opened(context, site_url)
     answer(page, "ring", "21")
     assert answer(page, "state", "35").startswith("✗")
     assert row(page, "all") == [ALL, "1", "1"]
@@ -309,10 +309,10 @@ def test_a_window_that_keeps_nothing(context: BrowserContext, address: str) -> N
     assert not [each for each in page.failed if "quiz.js" in each]
 
 
-def test_without_javascript(browser: Browser, address: str) -> None:
+def test_without_javascript(browser: Browser, site_url: str) -> None:
     context = browser.new_context(java_script_enabled=False, color_scheme="dark")
     page = context.new_page()
-    page.goto(f"{address}assessment/quiz/")
+    page.goto(f"{site_url}assessment/quiz/")
     assert page.locator(".quiz-question").count() == len(QUESTIONS)
     assert page.locator(".quiz-question :is(input, button)").count() == 0
     for name, question in QUESTIONS.items():
@@ -333,9 +333,9 @@ def test_without_javascript(browser: Browser, address: str) -> None:
     context.close()
 
 
-def test_fits_a_phone_and_is_legible(browser: Browser, address: str) -> None:
+def test_fits_a_phone_and_is_legible(browser: Browser, site_url: str) -> None:
     context = browser.new_context(viewport={"width": 390, "height": 844})
-    page = opened(context, address)
+    page = opened(context, site_url)
     for name, question in QUESTIONS.items():
         if question.kind == "number":
             page.fill(f"#{name}-number", "3")

@@ -36,12 +36,12 @@ def fitting(**wanted: str) -> int:
 
 
 @pytest.fixture
-def page(browser: Browser, address: str) -> Iterator[Page]:
+def page(browser: Browser, site_url: str) -> Iterator[Page]:
     page = browser.new_page(viewport={"width": 1440, "height": 900})
     failed: list[str] = []
     page.on("console", lambda message: failed.append(message.text))
     page.on("pageerror", lambda error: failed.append(str(error)))
-    page.goto(f"{address}11_references/", wait_until="load")
+    page.goto(f"{site_url}11_references/", wait_until="load")
     page.wait_for_selector(".reference-filter form")
     yield page
     page.close()
@@ -102,7 +102,7 @@ def test_controls_have_names_and_size(page: Page) -> None:
     assert page.locator(".reference-filter output").get_attribute("aria-live") == "polite"
 
 
-def test_the_filter_comes_once_and_after_coming_back(page: Page, address: str) -> None:
+def test_the_filter_comes_once_and_after_coming_back(page: Page, site_url: str) -> None:
     page.locator("a.md-tabs__link, .md-nav__link", has_text="Glossary").first.evaluate(
         "e => e.click()"
     )
@@ -117,10 +117,10 @@ def test_the_filter_comes_once_and_after_coming_back(page: Page, address: str) -
 
 @pytest.mark.parametrize("scripts", [True, False])
 def test_without_javascript_and_on_a_phone(
-    browser: Browser, address: str, scripts: bool
+    browser: Browser, site_url: str, scripts: bool
 ) -> None:
     page = browser.new_page(java_script_enabled=scripts, viewport={"width": 390, "height": 844})
-    page.goto(f"{address}11_references/")
+    page.goto(f"{site_url}11_references/")
     if scripts:
         page.wait_for_selector(".reference-filter form")
     for scheme in ("light", "dark"):

@@ -151,10 +151,10 @@ def ask(page: Page, question: str) -> float:
     return time.perf_counter() - start
 
 
-def test_a_message_or_a_description_finds_its_section(browser: Browser, address: str) -> None:
+def test_a_message_or_a_description_finds_its_section(browser: Browser, site_url: str) -> None:
     """One of the first three results of the worker must begin with the expected section."""
     page = browser.new_page()
-    page.goto(f"{address}404.html")
+    page.goto(f"{site_url}404.html")
     asked = [
         *OTHERS,
         *PASTED,
@@ -186,11 +186,11 @@ def test_a_message_or_a_description_finds_its_section(browser: Browser, address:
     page.close()
 
 
-def test_what_is_pasted_is_asked_once_and_shown(browser: Browser, address: str) -> None:
+def test_what_is_pasted_is_asked_once_and_shown(browser: Browser, site_url: str) -> None:
     page = browser.new_page(viewport={"width": 1440, "height": 900})
     fetched = []
-    page.on("request", lambda request: fetched.append(request.url.removeprefix(address)))
-    open_complete(page, f"{address}setup/")
+    page.on("request", lambda request: fetched.append(request.url.removeprefix(site_url)))
+    open_complete(page, f"{site_url}setup/")
     assert TEXT not in fetched  # before anybody searches
     took = []
     for section, message in PASTED[:3]:
@@ -209,9 +209,9 @@ def test_what_is_pasted_is_asked_once_and_shown(browser: Browser, address: str) 
     page.close()
 
 
-def test_search_works_from_the_keyboard(browser: Browser, address: str) -> None:
+def test_search_works_from_the_keyboard(browser: Browser, site_url: str) -> None:
     page = browser.new_page(viewport={"width": 1440, "height": 900})
-    open_complete(page, address)
+    open_complete(page, site_url)
     page.keyboard.press("/")
     page.keyboard.type("unused parameters")
     page.locator(f"{FOUND} mark", has_text=re.compile("^parameters$")).first.wait_for()  # last

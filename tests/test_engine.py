@@ -46,7 +46,7 @@ def named(report: Report, test: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def broken(tmp_path_factory) -> Report:
+def broken_book_report(tmp_path_factory) -> Report:
     """Every program and page below, run by one pytest."""
     book = Book(tmp_path_factory.mktemp("broken"))
     book.program(
@@ -447,19 +447,21 @@ dist.barrier()
     }.items(),
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_broken(broken: Report, test: str, wanted: list[str]) -> None:
+def test_broken(broken_book_report: Report, test: str, wanted: list[str]) -> None:
     """Each defect fails its own test with a message that says what to fix, and where."""
-    names = named(broken, test)
-    assert names, f"{test} is none of {sorted(broken.outcomes)}"
-    if "compile" in test and broken.outcomes[names[0]] == "skipped":
-        pytest.skip(broken.messages[names[0]].split("\n")[0])
-    assert broken.outcomes[names[0]] in {"failed", "error"}
+    names = named(broken_book_report, test)
+    assert names, f"{test} is none of {sorted(broken_book_report.outcomes)}"
+    if "compile" in test and broken_book_report.outcomes[names[0]] == "skipped":
+        pytest.skip(broken_book_report.messages[names[0]].split("\n")[0])
+    assert broken_book_report.outcomes[names[0]] in {"failed", "error"}
     for words in wanted:
-        assert words in broken.messages[names[0]], broken.messages[names[0]]
-    assert len(broken.messages[names[0]].splitlines()) < 70, "a message is short"
+        assert words in broken_book_report.messages[names[0]], broken_book_report.messages[
+            names[0]
+        ]
+    assert len(broken_book_report.messages[names[0]].splitlines()) < 70, "a message is short"
 
 
-def test_broken_neighbours_that_are_right_pass(broken: Report) -> None:
+def test_broken_neighbours_that_are_right_pass(broken_book_report: Report) -> None:
     for test in (
         "images.md:36",
         "close.py::cpu",
@@ -471,20 +473,22 @@ def test_broken_neighbours_that_are_right_pass(broken: Report) -> None:
         "says_gpu.py::cpu",
         "quotes.md:3",
     ):
-        names = named(broken, test)
-        assert [broken.outcomes[name] for name in names] == ["passed"], (
+        names = named(broken_book_report, test)
+        assert [broken_book_report.outcomes[name] for name in names] == ["passed"], (
             test,
-            broken.messages.get(names[0] if names else ""),
+            broken_book_report.messages.get(names[0] if names else ""),
         )
 
 
-def test_broken_book_reports_a_skipped_block_with_its_reason(broken: Report) -> None:
-    names = named(broken, "shells.md:15")
-    assert broken.outcomes[names[0]] == "skipped"
-    assert "it needs two machines" in broken.messages[names[0]]
+def test_broken_book_reports_a_skipped_block_with_its_reason(
+    broken_book_report: Report,
+) -> None:
+    names = named(broken_book_report, "shells.md:15")
+    assert broken_book_report.outcomes[names[0]] == "skipped"
+    assert "it needs two machines" in broken_book_report.messages[names[0]]
 
 
-def test_broken_book_leaves_no_process(broken: Report) -> None:
+def test_broken_book_leaves_no_process(broken_book_report: Report) -> None:
     assert left_behind(ORPHAN, in_command=True) == []
 
 
@@ -537,7 +541,7 @@ pathlib.Path(str(rank)).touch(); dist.barrier()
         "cpu",
         "--time-limit",
         "0",
-        *(["--warm"] if mode == "warm" else []),
+        *(["--launcher=prefork"] if mode == "warm" else []),
         warm=mode == "warm",
     )
     message = report.messages["snippets.t.hang::cpu"]
@@ -644,7 +648,7 @@ def test_what_passed_is_not_repeated_until_it_changes(book: Book) -> None:
     book.program("once", "print(1)\n", "$ python once.py\n1\n")
     assert "1 ran, 0 unchanged" in book.pytest("snippets").text
     assert "0 ran, 1 unchanged" in book.pytest("snippets").text
-    assert "1 ran, 0 unchanged" in book.pytest("snippets", "--all").text
+    assert "1 ran, 0 unchanged" in book.pytest("snippets", "--no-cache").text
     book.write("snippets/t/once.py", "print(1)  # edited\n")
     assert "1 ran, 0 unchanged" in book.pytest("snippets").text
     book.write("snippets/t/once.py", "print(2)\n")
@@ -724,7 +728,7 @@ def test_where_nothing_has_changed_nothing_is_even_collected(book: Book) -> None
     book.write(".venv-2.15.0/torch.py", "")  # what is installed is known by its version
     assert same in book.pytest("-n", "2").text
     assert same not in book.pytest("snippets").text
-    assert same not in book.pytest("--all").text
+    assert same not in book.pytest("--no-cache").text
     for name in ("docs/once.md", ".github/workflows/x.yml"):
         path = book.root / name
         book.write(name, (path.read_text() if path.exists() else "") + "\n")
@@ -810,17 +814,17 @@ def test_an_older_release_of_torch_keeps_its_own_transcript(
         "it.cpu-torch-2-11.txt": "torch 2.11",
     }
     assert f"{RECORDED}$ python it.py" == "\n".join(told["it.cpu-torch-2-13.txt"][:2])
-    said = on("2.13.1", "--held")
+    said = on("2.13.1", "--record-compatibility")
     assert said.outcomes["snippets.t.it::cpu"] == "passed"
-    assert "make versions" in said.messages["snippets.t.it::shown"]
+    assert "make test-torch-versions" in said.messages["snippets.t.it::shown"]
     for torch in ("2.15.0", "2.11.0"):
-        assert on(torch, "--held").status == 0, torch
-    heads, row = book.read("snippets/held.csv").splitlines()
+        assert on(torch, "--record-compatibility").status == 0, torch
+    heads, row = book.read("snippets/compatibility.csv").splitlines()
     today = datetime.date.today().isoformat()
     assert heads == f"program,2.11.0 on {today},2.13.1 on {today},2.15.0 on {today}"
     assert len(set(row.split(",")[1:])) == 1
     book.write(name, book.read(name) + "# changed\n")
-    assert "make versions" in on("2.13.0").messages["snippets.t.it::shown"]
+    assert "make test-torch-versions" in on("2.13.0").messages["snippets.t.it::shown"]
 
 
 def test_record_writes_the_output_under_a_block(book: Book) -> None:
@@ -903,8 +907,10 @@ dist.destroy_process_group()
         "sys.exit(2)\n",
         "$ python single.py a\n['single.py', 'a'] tensor(3.) None\nTrue\n[exit status 2]\n",
     )
-    plain = book.pytest("snippets", "-k", "single and cpu", "--all")  # `ranks` was recorded so
-    warm = book.pytest("snippets", "-k", "cpu", "--all", "--warm", warm=True)
+    plain = book.pytest(
+        "snippets", "-k", "single and cpu", "--no-cache"
+    )  # `ranks` was recorded so
+    warm = book.pytest("snippets", "-k", "cpu", "--no-cache", "--launcher=prefork", warm=True)
     assert plain.status == 0, plain.text
     assert warm.status == 0, warm.text
     assert "did something else when started warm" not in warm.text
@@ -987,7 +993,7 @@ def test_what_a_warm_program_starts_is_a_fork_and_begins_anew(book: Book) -> Non
         """,
         "$ python execs.py\nwarm b'a' passed\nwarm b'b' kept\n",
     )
-    report = book.pytest("snippets", "-k", "cpu", "--all", "--warm", warm=True)
+    report = book.pytest("snippets", "-k", "cpu", "--no-cache", "--launcher=prefork", warm=True)
     assert report.status == 0 and "right as typed" not in report.text, report.text
 
 
@@ -1003,9 +1009,9 @@ def test_commands_start_warm_and_a_doubt_is_settled_as_typed(book: Book) -> None
     block = "```python\nimport sys\nprint('torch' in sys.modules)\n```\n"
     block += "<!--pytest-codeblocks:expected-output-->\n```text\n{}\n```\n"
     book.write("docs/blocks.md", f"# B\n{block.format(True)}{block.format(False)}")
-    report = book.pytest("--all", warm=True)
+    report = book.pytest("--no-cache", warm=True)
     assert "= 14 passed" in report.text, report.text
-    report = book.pytest("snippets", "-k", "kept and cpu", "--all")
+    report = book.pytest("snippets", "-k", "kept and cpu", "--no-cache")
     assert report.status == 1, report.text
 
 
@@ -1226,7 +1232,7 @@ def test_another_number_of_ranks_works_or_gets_a_sentence(book: Book) -> None:
         ("trips", "assert n == 2\n"),
     ):
         book.program(name, head + code, shown.format(name))
-    report = book.pytest("--ranks", "3", "--warm", "snippets", warm=True)
+    report = book.pytest("--nproc", "3", "--launcher=prefork", "snippets", warm=True)
     assert report.outcomes == {
         "snippets.t.any::ranks-3": "passed",
         "snippets.t.two::ranks-3": "passed",
@@ -1271,7 +1277,7 @@ class Gpu:
         )
 
     def record(self, *arguments: str) -> tuple[int, str]:
-        """What `make gpu` says, and its status."""
+        """What `make record-gpu` says, and its status."""
         process = self.start(*arguments)
         said, _ = process.communicate(timeout=HANG)
         return process.returncode, said
@@ -1444,10 +1450,13 @@ def test_where_no_gpu_has_recorded_anything_there_is_nothing_to_fail(book: Book)
     report = book.pytest("--device", "cuda", path)
     assert report.status == 0
     assert (
-        "none of these programs has been recorded on a GPU yet (`make gpu` does)" in report.text
+        "none of these programs has been recorded on a GPU yet (`make record-gpu` does)"
+        in report.text
     )
     assert book.pytest("--device", "cuda", path, "-k", "other").status == 5
-    assert "`make gpu` records on GPUs" in book.pytest("--device", "cuda", "--record").text
+    assert (
+        "`make record-gpu` records on GPUs" in book.pytest("--device", "cuda", "--record").text
+    )
 
 
 def test_what_each_part_took_is_said_whatever_else_happens(book: Book) -> None:
@@ -1493,7 +1502,7 @@ def test_what_works_longer_than_its_budget_fails_where_one_asks(
     for name in ("hungry", "modest"):  # through a pipe, which is not started warm
         book.program(name, work, f"$ python {name}.py | cat\n")
     said = r"snippets/t/hungry\.py took \d+\.\d s of processor time, tests/budget\.toml allows 0\.01"
-    strict = book.pytest("snippets", "--all", "--strict-time", "-n", "2")
+    strict = book.pytest("snippets", "--no-cache", "--strict-time", "-n", "2")
     assert strict.status == pytest.ExitCode.TESTS_FAILED, strict.text
     assert set(strict.outcomes.values()) == {"passed"}
     assert re.search(f"^{said}$", strict.text, re.M), strict.text
@@ -1501,7 +1510,7 @@ def test_what_works_longer_than_its_budget_fails_where_one_asks(
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
     warning = f"^::warning file=snippets/t/hungry\\.py::{said}$"
     for warm in (True, False):
-        report = book.pytest("snippets", "--all", warm=warm)
+        report = book.pytest("snippets", "--no-cache", warm=warm)
         assert report.status == 0, report.text
         assert bool(re.search(warning, report.text, re.M)) == warm, report.text
         assert report.text.count("tests/budget.toml") == warm, report.text

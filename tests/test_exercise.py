@@ -13,7 +13,7 @@ from grading import LABS, ROOT, check, grader, run, runner, wrong_answers
 
 INPUTS = [
     "assessment", "graders", "labs",
-    "tests/grading.py", "tests/wrong",
+    "tests/grading.py", "tests/wrong_answers",
 ]  # fmt: skip
 
 ASSESSMENT = ROOT / "assessment"

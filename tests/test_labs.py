@@ -1,6 +1,6 @@
 """The labs: they run, their starters fail kindly, and every hint answers to a wrong answer.
 
-The wrong answers stand in `tests/wrong/`. They are graded by `check.py` itself, all of one lab
+The wrong answers stand in `tests/wrong_answers/`. They are graded by `check.py` itself, all of one lab
 in one process.
 """
 
@@ -33,7 +33,7 @@ from grading import (
     wrong_answers,
 )
 from processes import HANG
-from wrong import Answer, Body, Stale, Table, edited
+from wrong_answers import Answer, Body, Stale, Table, edited
 
 from graders import host_checks, sandbox
 from worldsize.execution import runner
@@ -41,7 +41,7 @@ from worldsize.model.program import Program
 from worldsize.testing.plugin import SESSION
 
 INPUTS = [
-    "assessment", "src/worldsize/model", "src/worldsize/execution", "src/worldsize/testing", "graders", "labs", "tests/grading.py", "tests/wrong",
+    "assessment", "src/worldsize/model", "src/worldsize/execution", "src/worldsize/testing", "graders", "labs", "tests/grading.py", "tests/wrong_answers",
 ]  # fmt: skip
 
 REFERENCES = {path.name[:5]: path for path in sorted(LABS.glob("lab??_*.py"))}

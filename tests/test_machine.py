@@ -21,7 +21,7 @@ from worldsize.execution import runner
 
 INPUTS = ["src", "graders", "labs", "Makefile", "tests/conftest.py"]
 ROOT = Path(__file__).resolve().parent.parent
-PYTEST = f"'{sys.executable}' -m pytest -p no:cacheprovider --color=no --plain"
+PYTEST = f"'{sys.executable}' -m pytest -p no:cacheprovider --color=no --launcher=process"
 
 
 def elsewhere(spaces: str, script: str, folder: Path, **variables: str) -> tuple[int, str]:

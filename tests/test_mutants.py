@@ -163,7 +163,7 @@ def test_a_made_one_that_is_written_down_is_not_made(book: Book) -> None:
 
 
 @pytest.mark.parametrize(
-    ("steady", "recorded", "printed", "same"),
+    ("deterministic", "recorded", "printed", "same"),
     [
         (False, "idle ≈75.0%", "idle ≈0.0%", False),
         (False, "idle ≈75%", "idle ≈75", False),

@@ -378,7 +378,7 @@ def astray(site: Site, base: str, link: str) -> str:
         return f"{link} leaves the folder of the site"
     path = unquote(whole.removeprefix(HOST).split("#")[0].split("?")[0])
     file = site.folder / path
-    if path.startswith("book/"):  # what `make book` adds
+    if path.startswith("book/"):  # what `make ebook` adds
         there = file.stem in ebook_export.volumes(ebook_export.Site(site.folder))
         volume = there and file.suffix in (".pdf", ".epub")
         return "" if volume or path == offline_zip.FILE else f"{link} is no volume"
@@ -785,7 +785,7 @@ def test_what_stops_the_build_names_its_page(tmp_path: Path, wrong: str, said: s
 
 
 @pytest.fixture
-def small(tmp_path: Path):
+def small_site(tmp_path: Path):
     """A book of three pages in a folder; call it to build it, and get the first as published."""
     for name, text in {
         "mkdocs.yml": f"site_name: x\nhooks: [{ROOT}/src/worldsize/site/hooks.py]\n",
@@ -810,24 +810,24 @@ def when_kept(book: Path) -> dict[str, int]:
     return {each.name: each.stat().st_mtime_ns for each in (book / page_cache.FOLDER).iterdir()}
 
 
-def test_what_was_kept_of_a_page_is_what_a_build_would_make(small) -> None:
-    cold = small()
-    made = when_kept(small.folder)
-    assert len(made) == 2 * 4 and small() == cold and when_kept(small.folder) == made
-    for each in (small.folder / page_cache.FOLDER).iterdir():
+def test_what_was_kept_of_a_page_is_what_a_build_would_make(small_site) -> None:
+    cold = small_site()
+    made = when_kept(small_site.folder)
+    assert len(made) == 2 * 4 and small_site() == cold and when_kept(small_site.folder) == made
+    for each in (small_site.folder / page_cache.FOLDER).iterdir():
         each.write_bytes(each.read_bytes()[:50])  # as when a disk was full
-    assert small() == cold
+    assert small_site() == cold
 
 
-def test_a_file_that_is_not_published_changes_nothing(small) -> None:
+def test_a_file_that_is_not_published_changes_nothing(small_site) -> None:
     """As the compiled modules that a learner's first command leaves in labs/."""
-    with (small.folder / "mkdocs.yml").open("a", encoding="utf-8") as config:
+    with (small_site.folder / "mkdocs.yml").open("a", encoding="utf-8") as config:
         config.write("exclude_docs: '*.pyc'\n")
-    small()
-    made = when_kept(small.folder)
-    (small.folder / "docs/start.pyc").touch()
-    small()
-    assert when_kept(small.folder) == made
+    small_site()
+    made = when_kept(small_site.folder)
+    (small_site.folder / "docs/start.pyc").touch()
+    small_site()
+    assert when_kept(small_site.folder) == made
 
 
 def test_what_python_compiled_is_not_published() -> None:
@@ -838,16 +838,16 @@ def test_what_python_compiled_is_not_published() -> None:
     assert not excluded.match_file("assets/home.svg")
 
 
-def test_what_is_served_is_what_is_published(small) -> None:
+def test_what_is_served_is_what_is_published(small_site) -> None:
     """So `make site` and `make serve` keep the same, and neither removes what the other made."""
-    config = small.folder / "mkdocs.yml"
+    config = small_site.folder / "mkdocs.yml"
     config.write_text(f"{config.read_text()}site_url: https://a.example/b/\n", "utf-8")
-    published, made = small(), when_kept(small.folder)
+    published, made = small_site(), when_kept(small_site.folder)
     served = load_config(str(config))
     served.site_url = "http://127.0.0.1:8000/b/"  # as `mkdocs serve` does
     mkdocs.commands.build.build(served, serve_url=served.site_url)
-    assert (small.folder / "site/index.html").read_text("utf-8").startswith(published)
-    assert "https://a.example/b/" in published and when_kept(small.folder) == made
+    assert (small_site.folder / "site/index.html").read_text("utf-8").startswith(published)
+    assert "https://a.example/b/" in published and when_kept(small_site.folder) == made
 
 
 @pytest.mark.parametrize(
@@ -867,13 +867,13 @@ def test_what_is_served_is_what_is_published(small) -> None:
     ],
 )
 def test_what_changed_is_made_anew(
-    small, name: str, was: str, becomes: str, shown: str
+    small_site, name: str, was: str, becomes: str, shown: str
 ) -> None:
-    assert shown not in small()
-    path = small.folder / name
+    assert shown not in small_site()
+    path = small_site.folder / name
     path.write_text(path.read_text("utf-8").replace(was, becomes), "utf-8")
-    assert shown in small()
-    assert len(when_kept(small.folder)) == 2 * 4  # what no page uses any more is gone
+    assert shown in small_site()
+    assert len(when_kept(small_site.folder)) == 2 * 4  # what no page uses any more is gone
 
 
 SHOWN = {  # one of each that a page can show
@@ -936,11 +936,11 @@ def published(book: Path) -> dict[str, bytes]:
 
 
 def test_what_is_built_again_is_what_a_first_build_makes(
-    small, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+    small_site, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In one process, as `make serve` does, after each change that a page must show."""
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "0")  # in the front page and the site map
-    book, templates = small.folder, small.folder / "src/worldsize/site/templates"
+    book, templates = small_site.folder, small_site.folder / "src/worldsize/site/templates"
     shutil.copytree(ROOT / "src/worldsize/site/templates", templates)
     monkeypatch.setattr(template.TEMPLATES, "loader", jinja2.FileSystemLoader(templates))
     for name, text in SHOWN.items():
@@ -977,9 +977,9 @@ def test_what_is_built_again_is_what_a_first_build_makes(
         before = after
 
 
-def test_a_build_writes_what_changed_and_removes_what_it_did_not_make(small) -> None:
-    index, site = small.folder / "docs/index.md", small.folder / "site"
-    small()
+def test_a_build_writes_what_changed_and_removes_what_it_did_not_make(small_site) -> None:
+    index, site = small_site.folder / "docs/index.md", small_site.folder / "site"
+    small_site()
     for name in (".nojekyll", ".git/HEAD", "before/it/index.html"):
         (site / name).parent.mkdir(parents=True, exist_ok=True)
         (site / name).touch()
@@ -987,27 +987,27 @@ def test_a_build_writes_what_changed_and_removes_what_it_did_not_make(small) -> 
     for each in files:
         os.utime(each, (0, 0))
     index.write_text(index.read_text("utf-8") + "\nOne more line.\n", "utf-8")
-    assert "One more line." in small()
+    assert "One more line." in small_site()
     there = [each for each in files if each.exists()]
     left = {each.relative_to(site).as_posix() for each in there if not each.stat().st_mtime}
     assert {"more/index.html", "more/index.md", "css/base.css", ".nojekyll", ".git/HEAD"} < left
     assert not {"index.html", "index.md"} & left and not (site / "before").exists()
 
-    (small.folder / "docs/more.md").unlink()
+    (small_site.folder / "docs/more.md").unlink()
     index.write_text("# A page\n\n$$\\foo$$\n", "utf-8")
     with pytest.raises(Abort):
-        small()
+        small_site()
     assert "One more line." in (site / "index.html").read_text("utf-8")
     assert (site / "more/index.html").exists()
     index.write_text("# A page\n", "utf-8")
-    small()
+    small_site()
     assert not (site / "more").exists()
 
 
 def test_a_page_of_a_file_that_changed_meanwhile_is_not_kept(
-    small, monkeypatch: pytest.MonkeyPatch
+    small_site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    program, render = small.folder / "a.py", mkdocs.structure.pages.Page.render
+    program, render = small_site.folder / "a.py", mkdocs.structure.pages.Page.render
 
     def late(*arguments: object) -> None:
         program.write_text("print(2222)\n")
@@ -1016,64 +1016,64 @@ def test_a_page_of_a_file_that_changed_meanwhile_is_not_kept(
     with monkeypatch.context() as patch:
         patch.setattr(page_cache.PageCache, "ahead", lambda *_: None)
         patch.setattr(mkdocs.structure.pages.Page, "render", late)
-        assert "2222" in small()
+        assert "2222" in small_site()
     program.write_text("print(1)\n")
-    assert "2222" not in small()
+    assert "2222" not in small_site()
 
 
 def test_a_transcript_that_comes_while_all_is_built_is_shown_by_the_next_build(
-    small, monkeypatch: pytest.MonkeyPatch
+    small_site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, text in SHOWN.items():
-        (small.folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (small.folder / name).write_text(text, "utf-8")
-    recorded = small.folder / "snippets/t/p.cuda.txt"
+        (small_site.folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (small_site.folder / name).write_text(text, "utf-8")
+    recorded = small_site.folder / "snippets/t/p.cuda.txt"
 
     def late(*_: object) -> None:
         recorded.write_text(RECORDED + "$ python p.py\neins\n")
 
     with monkeypatch.context() as patch:
         patch.setattr(page_cache.PageCache, "ahead", late)
-        small()
-    small()
-    assert "eins" in (small.folder / "site/programs/t/p/index.html").read_text("utf-8")
+        small_site()
+    small_site()
+    assert "eins" in (small_site.folder / "site/programs/t/p/index.html").read_text("utf-8")
 
 
-def test_a_warning_is_said_again(small, caplog) -> None:
-    (small.folder / "docs/index.md").write_text("[nowhere](no.md)\n", "utf-8")
+def test_a_warning_is_said_again(small_site, caplog) -> None:
+    (small_site.folder / "docs/index.md").write_text("[nowhere](no.md)\n", "utf-8")
     for _ in range(2):
         caplog.clear()
-        small()
+        small_site()
         assert "no.md" in caplog.text
 
 
-def test_a_link_to_what_is_gone_is_told_of_a_page_that_was_kept(small, caplog) -> None:
-    index, more = small.folder / "docs/index.md", small.folder / "docs/more.md"
-    config = small.folder / "mkdocs.yml"
+def test_a_link_to_what_is_gone_is_told_of_a_page_that_was_kept(small_site, caplog) -> None:
+    index, more = small_site.folder / "docs/index.md", small_site.folder / "docs/more.md"
+    config = small_site.folder / "mkdocs.yml"
     config.write_text(config.read_text() + "validation:\n  anchors: warn\n", "utf-8")
     index.write_text("# A page\n\n[More](more.md#more)\n", "utf-8")
-    small()
+    small_site()
     assert "more" not in caplog.text
     more.write_text("# Less\n", "utf-8")
-    small()
+    small_site()
     assert "does not contain an anchor '#more'" in caplog.text
     more.rename(more.with_name("less.md"))
-    small()
+    small_site()
     assert "target 'more.md' is not found" in caplog.text
 
 
-def test_the_edit_link_of_a_program_leads_to_the_program(small) -> None:
-    config = small.folder / "mkdocs.yml"
+def test_the_edit_link_of_a_program_leads_to_the_program(small_site) -> None:
+    config = small_site.folder / "mkdocs.yml"
     config.write_text(
         config.read_text() + "repo_url: https://a.example/b\nedit_uri: edit/main/docs/\n"
         f"theme: {{name: material, custom_dir: {ROOT}/overrides}}\nplugins: []\n"
     )
-    path = small.folder / "snippets/t/p.py"
+    path = small_site.folder / "snippets/t/p.py"
     path.parent.mkdir(parents=True)
     path.write_text("print(1)\n")
     path.with_suffix(".cpu.txt").write_text("$ python p.py\n1\n")
-    small()
-    page = (small.folder / "site/programs/t/p/index.html").read_text("utf-8")
+    small_site()
+    page = (small_site.folder / "site/programs/t/p/index.html").read_text("utf-8")
     assert "https://a.example/b/edit/main/snippets/t/p.py" in page
 
 

@@ -228,7 +228,7 @@ checklist:
 
 
 @pytest.fixture
-def small(tmp_path: Path):
+def small_site(tmp_path: Path):
     (tmp_path / "docs/tracks").mkdir(parents=True)
     (tmp_path / "labs").mkdir()
     (tmp_path / "snippets/s").mkdir(parents=True)
@@ -247,8 +247,8 @@ def small(tmp_path: Path):
     return write
 
 
-def test_a_good_track_reads(small) -> None:
-    track = small(GOOD)
+def test_a_good_track_reads(small_site) -> None:
+    track = small_site(GOOD)
     row = track.parts[0].rows[0]
     assert (row.program, row.minutes) == (
         "snippets/s/p.py",
@@ -296,27 +296,27 @@ def test_a_good_track_reads(small) -> None:
         ("title: T", "title: [", "docs/tracks/t.yml: while parsing"),
     ],
 )
-def test_a_wrong_track_names_file_and_row(small, old: str, new: str, why: str) -> None:
+def test_a_wrong_track_names_file_and_row(small_site, old: str, new: str, why: str) -> None:
     assert old in GOOD
     with pytest.raises(DataError, match=re.escape(why)) as raised:
-        small(GOOD.replace(old, new))
+        small_site(GOOD.replace(old, new))
     assert "docs/tracks/t.yml" in str(raised.value)
 
 
-def test_a_topic_stands_once(small) -> None:
+def test_a_topic_stands_once(small_site) -> None:
     row = '          - {topic: a, can: b, read: ["01_a#first"], run: p}\n'
     with pytest.raises(DataError, match="one: a: said twice"):
-        small(GOOD.replace("checklist:", row + "checklist:"))
+        small_site(GOOD.replace("checklist:", row + "checklist:"))
 
 
-def test_stated_minutes_add_up(small) -> None:
+def test_stated_minutes_add_up(small_site) -> None:
     rows = "            run: p\n            minutes: 9\n"
     with pytest.raises(DataError, match="one: 10 minutes, its rows 9"):
-        small(GOOD.replace("            run: p\n", rows))
+        small_site(GOOD.replace("            run: p\n", rows))
 
 
-def test_a_comment_that_is_not_understood_stops_the_build(small, tmp_path: Path) -> None:
-    small(GOOD)
+def test_a_comment_that_is_not_understood_stops_the_build(small_site, tmp_path: Path) -> None:
+    small_site(GOOD)
     fill = partial(yaml_schema.expand_directives, shows={"track": tracks.show}, root=tmp_path)
     for words in ("t", "t maps", "t rows h", "t path g", "t, path"):
         with pytest.raises(DataError, match=f"<!-- track: {words} -->"):
@@ -326,8 +326,8 @@ def test_a_comment_that_is_not_understood_stops_the_build(small, tmp_path: Path)
     assert fill(["text"]) == ["text"]
 
 
-def test_another_build_reads_a_track_again(small, tmp_path: Path) -> None:
-    small(GOOD)
+def test_another_build_reads_a_track_again(small_site, tmp_path: Path) -> None:
+    small_site(GOOD)
     before = tracks.loaded("t", tmp_path)
     assert tracks.loaded("t", tmp_path) is before
     BookMarkdown(tmp_path)
@@ -342,8 +342,8 @@ def test_a_lab_stands_at_its_first_stop() -> None:
     assert [labs for stage in both.stages for _, labs in stage] == [["lab"], []]
 
 
-def test_sections_and_their_ends(small, tmp_path: Path) -> None:
-    small(GOOD)
+def test_sections_and_their_ends(small_site, tmp_path: Path) -> None:
+    small_site(GOOD)
     here = page.read(tmp_path / "docs/01_a.md")
     assert list(here.headings) == ["a-page", "first", "second", "third-x-part"]
     assert here.headings["second"].end == len(here.lines)

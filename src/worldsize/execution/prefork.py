@@ -11,8 +11,9 @@ Commands of transcripts and Python of pages start warm, but for the first comman
 program in 132, and one page in 132, always the same ones; what needs a shell for more than to
 pipe all that is said into a filter runs as typed.
 What differs from its transcript when it was started warm is run again, all of it as typed, and
-that counts. ``--plain`` runs every command as typed, as recording and one Python of the
-workflow do; ``--warm`` starts all warm, for the edit loop.
+that counts. ``--launcher=process`` runs every command as typed, as recording and one Python of
+the
+workflow do; ``--launcher=prefork`` starts all warm, for the edit loop.
 """
 
 from __future__ import annotations

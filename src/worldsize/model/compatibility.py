@@ -1,7 +1,9 @@
 """Held: which programs held to their transcripts on which releases of torch, and when.
 
-``snippets/held.csv`` has a row for each program, a column for each release, and in each cell
-the digest of the program as it was. `make versions` writes it. What a page says of a program is
+``snippets/compatibility.csv`` has a row for each program, a column for each release, and in
+each cell
+the digest of the program as it was. `make test-torch-versions` writes it. What a page says of a
+program is
 true of it as it is: once it has changed, it has to be held again.
 """
 
@@ -16,7 +18,7 @@ from pathlib import Path
 from worldsize.model import atomic_write
 from worldsize.model.program import Program, release
 
-TABLE = "snippets/held.csv"
+TABLE = "snippets/compatibility.csv"
 
 
 def digest(program: Program) -> str:

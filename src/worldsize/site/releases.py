@@ -70,4 +70,4 @@ def _held(root: Path) -> str:
             counted[torch].append(date)
     rows = [(torch, max(dates), len(dates)) for torch, dates in counted.items()]
     rows.sort(key=lambda row: release(row[0]), reverse=True)
-    return template.render("releases/held", rows=rows, of=len(every))
+    return template.render("releases/compatibility", rows=rows, of=len(every))

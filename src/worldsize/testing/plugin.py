@@ -5,12 +5,12 @@ pytest snippets/02_ddp/naive.py       a program against its transcripts
 pytest snippets/02_ddp -k hooks -x    as anywhere
 pytest --device cuda                  the transcripts recorded on GPUs, and blocks that see them
 pytest --record snippets/02_ddp       rewrite transcripts that no longer hold
-pytest --warm snippets/02_ddp         faster, from a process that has torch already
-pytest --all                          also what has passed already, unchanged
+pytest --launcher=prefork snippets/02_ddp         faster, from a process that has torch already
+pytest --no-cache                          also what has passed already, unchanged
 pytest --mutants written snippets     each program made wrong: what then still passes fails
-pytest --ranks 5 snippets             with another number of ranks: right, or one sentence
+pytest --nproc 5 snippets             with another number of ranks: right, or one sentence
 pytest --strict-time                  what works longer than tests/budget.toml allows fails
-pytest --held                         note what held on this release of torch
+pytest --record-compatibility                         note what held on this release of torch
 pytest --shard 2/4                    the second of four parts that take about as long
 """
 
@@ -60,11 +60,9 @@ WORTH_A_LOOK = 0.05  # seconds; what a shorter test works counts with the next
 
 FLAGS = {
     "--record": "rewrite the transcripts, figures and outputs that no longer hold",
-    "--all": "run everything, also what has passed with the same inputs before (CI does)",
-    "--warm": "start all that can be from a process that has imported torch already",
-    "--plain": "start every command as typed (by default most torchrun commands start from a "
-    "process that has torch; one Python of the workflow runs all as typed)",
-    "--held": "note in snippets/held.csv which programs held on this release of torch",
+    "--no-cache": "run everything, also what has passed with the same inputs before (CI does)",
+    "--record-compatibility": "list in snippets/compatibility.csv which programs passed on "
+    "this release of torch",
     "--strict-time": "fail if a file takes more processor time than tests/budget.toml allows",
 }
 
@@ -81,13 +79,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     for name, does in FLAGS.items():
         group.addoption(name, action="store_true", help=does)
     group.addoption(
+        "--launcher",
+        choices=("auto", "prefork", "process"),
+        default="auto",
+        help="how commands start: prefork forks them from a process that has imported torch, "
+        "process starts each exactly as it is typed, auto (the default) forks most torchrun "
+        "commands, and none when it records",
+    )
+    group.addoption(
         "--mutants",
         choices=mutation.KINDS,
         help="in place of the programs their mutants: those written in tests/mutants/, those "
         "made of their syntax, or both; a mutant that does as recorded fails",
     )
     group.addoption(
-        "--ranks",
+        "--nproc",
         type=int,
         metavar="N",
         help="start N ranks wherever a command says how many; then a program does what it "
@@ -126,7 +132,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         _put_aside_in_one_folder()
     if config.getoption("--record") and config.getoption("--device") == "cuda":
-        raise pytest.UsageError("`make gpu` records on GPUs; this option, on the CPU")
+        raise pytest.UsageError("`make record-gpu` records on GPUs; this option, on the CPU")
     gc.disable()  # what is imported and collected stays: a fifth of that time went to looking
     if not config.getoption("--record"):  # what is recorded is timed as readers will start it
         host_checks.use_batch_scheduling()
@@ -168,9 +174,7 @@ def _interrupt(*_: object) -> NoReturn:
     raise KeyboardInterrupt
 
 
-_HOW = re.compile(
-    r"(?<!\S)(-n \d+|--dist \w+|--plain|--warm|--(color|junitxml)=\S+|-[qv]+)(?!\S)"
-)
+_HOW = re.compile(r"(?<!\S)(-n \d+|--dist \w+|--(launcher|color|junitxml)=\S+|-[qv]+)(?!\S)")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -178,13 +182,15 @@ def pytest_cmdline_main(config: pytest.Config) -> pytest.ExitCode | None:
     """Say so at once where all is as it was when everything passed."""
     root = Path(config.rootpath).resolve()
     options = _HOW.sub("", " ".join(config.invocation_params.args)).split()
-    part = options not in ([], ["--all"]) or "PYTEST_ADDOPTS" in os.environ
+    part = options not in ([], ["--no-cache"]) or "PYTEST_ADDOPTS" in os.environ
     if part or hasattr(config, "workerinput") or not (root / ".gitignore").exists():
         return None
     digest = config.stash[EVERYTHING] = _everything(root)
     again = options or os.environ.get("CI") == "true"
     if not again and (summary := result_cache.ResultCache(root).summary(digest)):
-        print(f"nothing has changed since everything passed: {summary} (--all runs it again)")
+        print(
+            f"nothing has changed since everything passed: {summary} (--no-cache runs it again)"
+        )
         return pytest.ExitCode.OK
     return None
 
@@ -201,15 +207,16 @@ class Session:
         self.root = Path(config.rootpath).resolve()
         self.passed = result_cache.ResultCache(self.root)
         self.record = option("--record")
-        self.repeat_all = option("--all") or self.record or os.environ.get("CI") == "true"
+        self.repeat_all = option("--no-cache") or self.record or os.environ.get("CI") == "true"
         self.mutants = option("--mutants")
-        self.ranks = option("--ranks")
+        self.ranks = option("--nproc")
         on_cpu = self.mutants or self.ranks or self.record
         self.device = "cpu" if on_cpu else option("--device")
         self.devices = ["cpu", "cuda"] if self.device == "auto" else [self.device]
         # starts commands; None where all run as typed
-        plain = option("--plain") or (self.record and not option("--warm"))
-        self.warm = None if plain else Launcher(option("--warm"))
+        launcher = option("--launcher")
+        as_typed = launcher == "process" or (self.record and launcher == "auto")
+        self.warm = None if as_typed else Launcher(launcher == "prefork")
         self.run_options = program_check.RunOptions(
             option("--time-limit"), self.record, self.warm
         )
@@ -696,7 +703,7 @@ def pytest_terminal_summary(terminalreporter, exitstatus, config: pytest.Config)
                 f"{session.passed.path}: {error.strerror}"
             )
 
-    if config.getoption("--held"):
+    if config.getoption("--record-compatibility"):
         _note_held(session.root, stats)
     called = [(report, facts) for report, facts, _ in reports if report.when == "call"]
     slow = [(r.duration, r.nodeid) for r, facts in called if not facts.get("cheap")]
@@ -710,7 +717,7 @@ def pytest_terminal_summary(terminalreporter, exitstatus, config: pytest.Config)
         for kind in stats.values()
         for report in kind
     ):
-        write("none of these programs has been recorded on a GPU yet (`make gpu` does)")
+        write("none of these programs has been recorded on a GPU yet (`make record-gpu` does)")
     # on GitHub a warning, but not where all run as typed: a budget is for commands started warm
     warn = session.warm and os.environ.get("GITHUB_ACTIONS") == "true"
     for file, said in _over_budget(stats, session).items():
@@ -723,7 +730,7 @@ def pytest_terminal_summary(terminalreporter, exitstatus, config: pytest.Config)
             write(line)
         return
     line = f"{len(slow)} ran, {unchanged} unchanged since they passed"
-    write(line + (" (--all runs them too)" if unchanged else ""))
+    write(line + (" (--no-cache runs them too)" if unchanged else ""))
     if commands:
         extra = 100 * (took - commands) / commands
         write(

@@ -77,7 +77,7 @@ def check_shown(program: Program, embedded: dict[str, list[str]]) -> None:
             f"`make record WHAT={program.name}`"
         )
     for device, transcript in transcripts.items():
-        make = "make record" if device == "cpu" else "make gpu"
+        make = "make record" if device == "cpu" else "make record-gpu"
         if transcript.provenance is None:
             raise BookError(
                 f"{program.transcript_name(device)}:1: it was never "
@@ -92,7 +92,7 @@ def check_shown(program: Program, embedded: dict[str, list[str]]) -> None:
     if program.older and newest not in compatibility.releases(program):
         raise BookError(
             f"{program.name}:1: it prints something else on older releases of torch, and did "
-            f"not run on {newest} as it is: `make versions RELEASES={newest} "
+            f"not run on {newest} as it is: `make test-torch-versions RELEASES={newest} "
             f"WHAT={program.name}`"
         )
     if program.name.startswith("labs/") and not program.name.startswith(LAUNCH):
@@ -332,7 +332,7 @@ def check(program: Program, device: str, options: RunOptions) -> CheckResult:
         _write(attempt)
         return CheckResult(attempt.seconds, recorded=True, rerun_cold=rerun_cold)
     if attempt.changed:
-        make = "make record" if device == "cpu" else "make gpu"
+        make = "make record" if device == "cpu" else "make record-gpu"
         hint = f"if that is right: {make} WHAT={program.name}"
         raise BookError("\n".join([*attempt.changed, hint]))
     return CheckResult(attempt.seconds, rerun_cold=rerun_cold)

@@ -1,8 +1,8 @@
 """Passed: what has passed with exactly these inputs, and so need not run again.
 
 The record lies in ``.cache/passed.json``: for each test a digest of everything its outcome can
-depend on, and for a whole run that passed a digest of the whole repository. ``--all`` (and CI)
-ignores it.
+depend on, and for a whole run that passed a digest of the whole repository. With ``--no-cache``
+(and in CI) it is not used.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ def hold(root: Path, packages: dict[str, str], pre: bool) -> Drift:
             return drift
         results = python.with_name("results.xml")
         what = touched(root, packages)
-        command = [str(python), "-m", "pytest", "--all", f"--junitxml={results}", *what]
+        command = [str(python), "-m", "pytest", "--no-cache", f"--junitxml={results}", *what]
         env = os.environ | {"PYTHONPATH": os.environ.get("PYTHONPATH", str(root))}
         done = subprocess.run(command, cwd=root, env=env, stdout=sys.stderr, check=False)
         cases = ElementTree.parse(results).iter("testcase") if results.exists() else []

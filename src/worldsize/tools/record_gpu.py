@@ -1,6 +1,7 @@
 """Gpu: record what has something to show on a GPU, worth most first, while there is time.
 
-``make gpu`` starts it. One program runs after the other; a transcript is written whole or not
+``make record-gpu`` starts it. One program runs after the other; a transcript is written whole
+or not
 at all. What is recorded and unchanged is left as it is, so that the next call goes on where
 this one stopped. It needs the standard library and torch; a program whose package is missing
 is skipped.
@@ -33,7 +34,7 @@ REPORT = ".cache/gpu.txt"  # what was said, in the archive too
 
 def main() -> None:
     start = time.monotonic()
-    parser = argparse.ArgumentParser(prog="make gpu", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(prog="make record-gpu", description=__doc__.split("\n")[0])
     parser.add_argument("what", nargs="*", help="only these programs and folders")
     parser.add_argument("--budget", type=float, help="seconds after which it ends")
     parser.add_argument("--archive", type=Path, help="put all that is new into this .tar.gz")
@@ -45,7 +46,7 @@ def main() -> None:
 
 
 class Recording:
-    """One call of ``make gpu`` for the book at ``root``."""
+    """One call of ``make record-gpu`` for the book at ``root``."""
 
     def __init__(self, root: Path, what: list[str], archive: Path | None) -> None:
         self.root, self.archive = root, archive

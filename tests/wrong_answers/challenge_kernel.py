@@ -1,7 +1,7 @@
 """Wrong answers to assessment/challenge_kernel.py."""
 
 # fmt: off
-from wrong import Body, Table
+from wrong_answers import Body, Table
 
 wrong = Table("assessment/challenge_kernel.py")
 

@@ -33,7 +33,7 @@ GRADING = (
     "graders/__init__.py", "graders/sandbox.py", "graders/runner.py", "graders/scores.py",
     "graders/dsl.py",
     "labs/check.py", "labs/cuda_on_cpu.py", "labs/start.py", "tests/grading.py",
-    "tests/wrong/__init__.py",
+    "tests/wrong_answers/__init__.py",
 )  # fmt: skip
 ASSESSED = (
     "assessment", "graders/assessment", "graders/labs/lab06_cuda_basics.py",
@@ -137,8 +137,13 @@ class Answer:
         folder, name = program.parent, program.stem
         table = name[:5] if folder.name == "labs" else name
         if folder.name == "assessment":  # several are graded in one process
-            return (*ASSESSED, f"tests/wrong/{table}.py", *GRADING)
-        return (str(program), f"graders/labs/{name}.py", f"tests/wrong/{table}.py", *GRADING)
+            return (*ASSESSED, f"tests/wrong_answers/{table}.py", *GRADING)
+        return (
+            str(program),
+            f"graders/labs/{name}.py",
+            f"tests/wrong_answers/{table}.py",
+            *GRADING,
+        )
 
     def program(self) -> str:
         """The finished program with the mistake in it.

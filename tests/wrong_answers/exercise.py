@@ -1,7 +1,7 @@
 """Wrong answers to assessment/exercise.py."""
 
 # fmt: off
-from wrong import Body, Table
+from wrong_answers import Body, Table
 
 wrong = Table("assessment/exercise.py")
 

@@ -1,7 +1,7 @@
 """Wrong answers to assessment/assignment2_tensor_cores.py."""
 
 # fmt: off
-from wrong import Body, Table
+from wrong_answers import Body, Table
 
 wrong = Table("assessment/assignment2_tensor_cores.py")
 

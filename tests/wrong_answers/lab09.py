@@ -1,7 +1,7 @@
 """Wrong answers to labs/lab09_multi_node.py."""
 
 # fmt: off
-from wrong import Body, Table
+from wrong_answers import Body, Table
 
 wrong = Table("labs/lab09_multi_node.py")
 

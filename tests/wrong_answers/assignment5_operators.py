@@ -1,7 +1,7 @@
 """Wrong answers to assessment/assignment5_operators.py."""
 
 # fmt: off
-from wrong import Body, Table
+from wrong_answers import Body, Table
 
 wrong = Table("assessment/assignment5_operators.py")
 

@@ -1,7 +1,7 @@
 """Wrong answers to assessment/capstone.py."""
 
 # fmt: off
-from wrong import Body, Table
+from wrong_answers import Body, Table
 
 wrong = Table("assessment/capstone.py")
 

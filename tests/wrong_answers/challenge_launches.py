@@ -1,7 +1,7 @@
 """Wrong answers to assessment/challenge_launches.py."""
 
 # fmt: off
-from wrong import Table
+from wrong_answers import Table
 
 wrong = Table("assessment/challenge_launches.py")
 

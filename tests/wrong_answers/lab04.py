@@ -1,7 +1,7 @@
 """Wrong answers to labs/lab04_mixed_precision.py."""
 
 # fmt: off
-from wrong import Body, Table
+from wrong_answers import Body, Table
 
 wrong = Table("labs/lab04_mixed_precision.py")
 

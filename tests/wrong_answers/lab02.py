@@ -4,7 +4,7 @@ An entry without a hint is a right answer that is written in a different way.
 """
 
 # fmt: off
-from wrong import Body, Table
+from wrong_answers import Body, Table
 
 wrong = Table("labs/lab02_ddp.py")
 

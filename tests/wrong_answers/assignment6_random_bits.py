@@ -1,7 +1,7 @@
 """Wrong answers to assessment/assignment6_random_bits.py."""
 
 # fmt: off
-from wrong import Body, Table
+from wrong_answers import Body, Table
 
 wrong = Table("assessment/assignment6_random_bits.py")
 
