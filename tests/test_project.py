@@ -30,7 +30,7 @@ WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 PAGES = ["AGENTS.md", "README.md", "CONTRIBUTING.md", "SECURITY.md"]
 REFERENCE = sorted((ROOT / "docs/contributing").glob("*.md"))
 MAKEFILE = (ROOT / "Makefile").read_text("utf-8")
-TARGETS = set(re.findall(r"^([a-z]+):", MAKEFILE, re.M))
+TARGETS = set(re.findall(r"^([a-z-]+):", MAKEFILE, re.M))
 VARIABLES = {"PYTHON", *re.findall(r"^([A-Z_]+) \?=", MAKEFILE, re.M)}
 OPTIONS = (ROOT / "src/worldsize/testing/plugin.py").read_text("utf-8")
 
