@@ -149,7 +149,7 @@ def last():
     assert embedding(text, "last") == ["def last():", "    return 3"]
     assert embedding(text, "2:3") == ["def run(self):", "    return 1"]
     (tmp_path / "secret.txt").write_text("secret\n")
-    with pytest.raises(BookError, match="there is no file"):
+    with pytest.raises(BookError, match="does not exist"):
         embedding(text, "", "../secret.txt")
 
 

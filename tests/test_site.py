@@ -762,7 +762,10 @@ def test_a_wrong_formula_stops_the_build(tex: str, why: str) -> None:
     ("wrong", "said"),
     [
         (r"$$\foo$$", r"\foo is not known"),
-        ('```python\n--8<-- "no.py"\n```', "docs/index.md:4: there is no file no.py to embed"),
+        (
+            '```python\n--8<-- "no.py"\n```',
+            "docs/index.md:4: the embedded file no.py does not exist",
+        ),
     ],
 )
 def test_what_stops_the_build_names_its_page(tmp_path: Path, wrong: str, said: str) -> None:

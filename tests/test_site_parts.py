@@ -110,7 +110,9 @@ def test_a_callout_marks_the_line_that_it_quotes(book: Book) -> None:
     with pytest.raises(BookError, match=r"docs/page\.md:10: callout 2 quotes `a =`"):
         embeds.check_callouts(path, book.root)
     path = book.write("docs/page2.md", page.replace("`print` ", ""))
-    with pytest.raises(BookError, match=r"docs/page2\.md:10: a callout begins with a quote"):
+    with pytest.raises(
+        BookError, match=r"docs/page2\.md:10: a callout must begin with a quote"
+    ):
         embeds.check_callouts(path, book.root)
 
 
