@@ -1312,7 +1312,7 @@ def sleeping(book: Book) -> str:
 
 @pytest.mark.parametrize(
     ("sent", "status", "says"),
-    [(signal.SIGALRM, 1, "the time is up"), (signal.SIGTERM, 130, "interrupted")],
+    [(signal.SIGALRM, 1, "the time budget is used up"), (signal.SIGTERM, 130, "interrupted")],
 )
 def test_a_recording_that_is_cut_short_keeps_what_it_has_and_goes_on_from_there(
     gpu: Gpu, tmp_path: Path, sent: signal.Signals, status: int, says: str
@@ -1345,7 +1345,7 @@ def test_a_recording_that_is_cut_short_keeps_what_it_has_and_goes_on_from_there(
     status, said = gpu.record("--archive", str(archive))
     assert status == 1
     assert "2 to record\n  snippets/t: sleeps.py, fails.py\n" in said
-    assert "not run, recorded, and unchanged since:\n  snippets/t: right.py\n" in said
+    assert "skipped (already recorded and unchanged):\n  snippets/t: right.py\n" in said
     with tarfile.open(archive) as tar:
         assert tar.getnames() == [".cache/gpu.txt", *new, "snippets/t/sleeps.cuda.txt"]
 
@@ -1374,13 +1374,13 @@ def test_what_is_missing_is_named_with_what_is_skipped_for_it(gpu: Gpu) -> None:
         gpu.book.write(f"snippets/t/{name}.py", "print(1)\n")
     status, said = gpu.record()
     assert status == 0 and "1 recorded, 0 failed, 0 left" in said
-    assert "not run, nothing_like_it is missing:\n  snippets/t: asks.py, named.py\n" in said
-    assert "not run, needs 2 GPUs:\n  snippets/t: two.py\n" in said
-    assert "names nothing there" in gpu.record("snippets/u")[1]
+    assert "skipped (nothing_like_it is missing):\n  snippets/t: asks.py, named.py\n" in said
+    assert "skipped (needs 2 GPUs):\n  snippets/t: two.py\n" in said
+    assert "lists no program in snippets/u" in gpu.record("snippets/u")[1]
     gpu.book.write("there", "no archive\n")
-    assert "is no archive" in gpu.record("--archive", "there")[1]
+    assert "is not an archive" in gpu.record("--archive", "there")[1]
     gpu.install()
-    assert "no NVIDIA GPU here" in gpu.record()[1]
+    assert "no NVIDIA GPU on this machine" in gpu.record()[1]
 
 
 def test_each_kind_of_gpu_has_a_transcript_and_is_held_to_its_own(gpu: Gpu) -> None:

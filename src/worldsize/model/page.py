@@ -167,8 +167,8 @@ class Page:
                 found.append(Callout(number, match["quote"].strip()))
             elif re.match(r"\s*\d+\. ", line):
                 raise BookError(
-                    f"{number}: a callout must begin with a quote: write a part of the explained "
-                    "line between backticks"
+                    f"{number}: a callout must begin with a quote: write a part of the "
+                    "explained line between backticks"
                 )
         return found
 

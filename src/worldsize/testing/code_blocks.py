@@ -31,7 +31,7 @@ import pytest
 
 from worldsize.execution import runner
 from worldsize.model import BookError, atomic_write
-from worldsize.model.page import Fence, Page, expanded, check_embeds, read
+from worldsize.model.page import Fence, Page, check_embeds, expanded, read
 from worldsize.model.program import FOLDERS, is_program, owning_program, recorded_on
 from worldsize.model.transcript import Transcript, difference, output_lines
 from worldsize.testing import program_check
