@@ -200,8 +200,8 @@ def _selected_programs(root: Path, what: list[str]) -> Iterator[Program]:
     ]
     if not found:
         sys.exit(
-            f"{ON_GPUS} lists no program in {', '.join(what) or 'this folder'}: give a program or a "
-            "folder of this list, or add the program to the list"
+            f"{ON_GPUS} lists no program in {', '.join(what) or 'this folder'}: "
+            "give a program or a folder of this list, or add the program to the list"
         )
     yield from found
 
