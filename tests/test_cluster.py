@@ -21,7 +21,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from processes import HANG, as_in_a_terminal, carrying, end, left_behind, start, until
+from processes import HANG, as_in_a_terminal, end, left_behind, processes_with, start, until
 
 from worldsize.testing.program_check import no_cluster
 
@@ -89,7 +89,7 @@ class Machine:
 
     def runs(self, pattern: str) -> bool:
         """Whether a command that matches runs, in whatever namespace."""
-        return any(re.match(pattern, command) for command in carrying(self.tag).values())
+        return any(re.match(pattern, command) for command in processes_with(self.tag).values())
 
     def traces(self) -> tuple[list[str], list[str], list[str]]:
         """Interfaces, mounts and files that a cluster could leave."""

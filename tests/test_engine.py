@@ -19,7 +19,7 @@ from types import SimpleNamespace
 import processes
 import pytest
 from conftest import RECORDED, Book, Report
-from processes import HANG, carrying, left_behind, until
+from processes import HANG, left_behind, processes_with, until
 
 from worldsize.execution import runner
 from worldsize.model import ROOT
@@ -556,7 +556,7 @@ pathlib.Path(str(rank)).touch(); dist.barrier()
 def test_an_interrupted_session_leaves_nothing(book: Book) -> None:
     book.program("slow", "import time\ntime.sleep(600)\n", "$ python slow.py slow-mark-8813\n")
     process = book.start("snippets/t/slow.py")
-    until(lambda: carrying("slow-mark-8813", in_command=True), process)
+    until(lambda: processes_with("slow-mark-8813", in_command=True), process)
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=HANG)
     assert left_behind("slow-mark-8813", in_command=True) == []
