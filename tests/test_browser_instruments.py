@@ -49,7 +49,7 @@ NAMES = list(PROGRAMS)
 
 
 def program(name: str) -> ModuleType:
-    """Import the program whose numbers an instrument shows, or a program at a different path."""
+    """Import the program of an instrument, or a program at a given path."""
     path = ROOT / "snippets" / PROGRAMS.get(name, name)
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
@@ -59,7 +59,7 @@ def program(name: str) -> ModuleType:
 
 @pytest.fixture(scope="module")
 def tab(browser: Browser) -> Iterator[Page]:
-    """Yield one tab for all these tests, because a new tab costs the time of three page loads."""
+    """Yield one tab for all tests, because a new tab costs the time of three page loads."""
     context = browser.new_context(permissions=["clipboard-read", "clipboard-write"])
     yield context.new_page()
     context.close()
@@ -458,7 +458,7 @@ def test_plans_equal_those_of_the_program(
 
 # For the focused control: whether it is visible, its kind, and the text that a screen reader
 # speaks. For the page: its address and its status message.
-AS_IT_IS = """each => [
+CONTROL_STATE = """each => [
   each === document.activeElement, each.checkVisibility(), each.type,
   each.getAttribute("aria-valuetext"), location.href,
   each.closest(".instrument").querySelector("[role=status]").innerText,
@@ -475,7 +475,7 @@ def test_every_control_works_by_keyboard(page: Page, site_url: str, name: str) -
         if at >= controls.count():  # a pressed button can add or remove controls
             break
         control = controls.nth(at)
-        focused, shown, kind, spoken, before, said = control.evaluate(AS_IT_IS)
+        focused, shown, kind, spoken, before, said = control.evaluate(CONTROL_STATE)
         if not focused:  # a control without a choice cannot get the focus
             assert control.is_disabled() and not shown, control
             continue
@@ -608,7 +608,7 @@ OVERLAPPING = """svg => {
 
 
 # Returns the width of the page, with each control in turn at its maximum.
-AT_THE_END = """controls => controls.map(each => {
+WIDTH_AT_MAXIMUM = """controls => controls.map(each => {
   if (!each.disabled) {
     if (each.type === "range") each.value = each.max
     else each.selectedIndex = 0
@@ -630,7 +630,7 @@ def test_the_page_fits_is_stable_and_prints(
     drawing = page.locator(f"#{name} svg")
     assert drawing.evaluate(OVERLAPPING) == []
     controls = page.locator(f"#{name} :is(select, input[type=range])")
-    assert max(controls.evaluate_all(AT_THE_END)) <= width
+    assert max(controls.evaluate_all(WIDTH_AT_MAXIMUM)) <= width
     wait_for_answer(page, name)
     assert drawing.evaluate(OVERLAPPING) == []
     assert page.evaluate("document.documentElement.scrollWidth") <= width

@@ -178,8 +178,8 @@ def test_a_message_or_a_description_finds_its_section(browser: Browser, site_url
     faults = [
         f"{message}\n    {section}\n    is not among {found}"
         for (section, message), found in zip(asked, answers, strict=True)
-        if section not in found
-        or not found[0]  # the home page (an empty address) must not be the first result
+        # the home page, whose address is empty, must not be the first result
+        if section not in found or not found[0]
     ]
     assert not faults, "\n".join(faults)
     assert len({each["found"] for each in THREADS}) >= 40
