@@ -1,4 +1,4 @@
-"""Test classes and functions of the chapters, which readers copy, on models of a different kind.
+"""Test the classes and functions that readers copy from chapters, on different models.
 
 `torchrun --nproc-per-node=N copied.py` tries every class with every case, and prints what
 failed. The results must equal those of one process that trains without the class.
@@ -381,7 +381,7 @@ def penalized(loss: torch.Tensor, *inputs: torch.Tensor) -> torch.Tensor:
 
 
 def linears_in_parallel() -> None:
-    """Test with and without bias, frozen, with a width that t does not divide, with a penalty."""
+    """Test with and without bias, frozen, with an indivisible width, and with a penalty."""
     ours, rank = program("03_model_parallelism/tensor_parallel_block"), dist.get_rank()
     for bias in (True, False):
         for freeze in (True, False):
@@ -434,7 +434,7 @@ def exchanged() -> None:
 
 
 def tables(dtype: torch.dtype = torch.float64) -> None:
-    """Test tables and bags of different sizes, empty bags, a frozen shard, and a reloaded state."""
+    """Test tables and bags of different sizes, empty bags, frozen shards, and a saved state."""
     ours = program("03_model_parallelism/sharded_embeddings")
     rank, n = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
@@ -570,7 +570,7 @@ def norms_over_ranks() -> None:
 
 
 def models_compared() -> None:
-    """Test if the models of the ranks are equal: frozen, tied, with two dtypes, and different."""
+    """Test the check that models are equal: frozen, tied, with two dtypes, and different."""
     drifted = program("02_ddp/bypassed_wrapper").drifted
     check = program("02_ddp/different_models").check_same_model
     torch.manual_seed(0)
@@ -660,7 +660,7 @@ def stochastic_adam(dtype: torch.dtype = torch.bfloat16, **options: object) -> N
 def adapters(
     dtype: torch.dtype = torch.float64, autocast: bool = False, width: int = 128
 ) -> None:
-    """Test layers with and without bias, from the meta device, with a different state loaded."""
+    """Test layers with and without bias, from the meta device, with a loaded state."""
     lora = program("04_zero_and_fsdp/lora")
     with mock.patch.dict(sys.modules, {"lora": lora, "peft": mock.MagicMock()}):
         nf4 = program("04_zero_and_fsdp/peft_lora").NF4Linear
@@ -1132,7 +1132,7 @@ def documents_and_zeros() -> None:
 
 
 def caches_of_others() -> None:
-    """Test a cache of a different length, a ring in a different dtype, and a different model."""
+    """Test a cache of a different length, a ring with a different dtype, and another model."""
     static = program("09_inference/static_cache").static
     q, k = torch.randn(2, 3, 1, 8), torch.randn(2, 3, 5, 8)
     keys = F.pad(k[:, :, :4], (0, 0, 0, 6))
@@ -1253,7 +1253,7 @@ if importlib.util.find_spec("triton"):
 
 
 def cases() -> Iterator[tuple[str, Callable[[], None], str | None]]:
-    """Yield each case: its title, its function, and the beginning of its error message or None."""
+    """Yield the title of each case, its function, and the start of its error message or None."""
     for name, make in WAYS.items():
         for title, case in CASES.items():
             refused = REJECTED.get((name, title))
