@@ -1253,7 +1253,7 @@ if importlib.util.find_spec("triton"):
 
 
 def cases() -> Iterator[tuple[str, Callable[[], None], str | None]]:
-    """Yield the title of each case, its function, and the start of its error message or None."""
+    """Yield the title and the function of each case, and the start of its error message."""
     for name, make in WAYS.items():
         for title, case in CASES.items():
             refused = REJECTED.get((name, title))

@@ -96,11 +96,11 @@ EXAMPLES = {
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_a_formula_gives_the_number_of_its_example(name: str) -> None:
     values, factor, form = EXAMPLES[name]
-    _, cell, said = rows()[name]
+    _, cell, example = rows()[name]
     results = [computed(tex, **values) * factor for tex in re.findall(r"\$([^$]+)\$", cell)
                if all(letter in values for letter in re.findall(r"\\Psi|[A-Z]", tex))]  # fmt: skip
     expected = form.format(*results)
-    assert re.search(rf"(?<![\d.]){re.escape(expected)}(?![\d.])", said), (expected, said)
+    assert re.search(rf"(?<![\d.]){re.escape(expected)}(?![\d.])", example), (expected, example)
 
 
 @pytest.mark.parametrize("name", ["A100 SXM", "H100 SXM", "H200 SXM", "B200"])
@@ -144,11 +144,11 @@ def test_reading_times_equal_those_of_the_list() -> None:
 
     known = references.load((CARD.parent / "references.yml").read_text("utf-8"))
     minutes = {entry.url: entry.minutes for entry in known.entries}
-    said = re.findall(
+    listed = re.findall(
         r"\]\((https://[^)]+)\)[^|]*\| ([^|]+) \|$", CARD.read_text("utf-8"), re.M
     )
-    assert len(said) == 6
-    for url, time in said:
+    assert len(listed) == 6
+    for url, time in listed:
         assert references.duration(minutes[url]) == time, url
 
 

@@ -156,10 +156,10 @@ def test_number_formats_equal_those_of_the_program(page: Page, site_url: str) ->
         ]
         scale *= name not in formats.BLOCKS
         cases.append([number, name, scale, 2 ** random.choice([0, 1, 4, 7, 8, 12]), rest])
-    for case, said in zip(
+    for case, answer in zip(
         cases, in_javascript(page, site_url, "formats", "facts", cases), strict=True
     ):
-        assert said == formats.facts(*case), case
+        assert answer == formats.facts(*case), case
 
 
 def test_rooflines_equal_those_of_the_program(
@@ -176,10 +176,10 @@ def test_rooflines_equal_those_of_the_program(
         ]
         for _ in range(500)
     ]
-    for case, said in zip(
+    for case, answer in zip(
         cases, in_javascript(page, site_url, "roofline", "facts", cases), strict=True
     ):
-        assert said == roofs.facts(*case), case
+        assert answer == roofs.facts(*case), case
 
 
 def test_points_equal_those_of_the_chapters(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,25 +253,28 @@ def test_collectives_equal_those_of_the_program(page: Page, site_url: str) -> No
     plans = in_javascript(page, site_url, "collective", "plan", every)
     for case, plan in zip(every, plans, strict=True):
         assert [[tuple(m) for m in step] for step in plan] == steps.plan(*case), case
-    for case, said in zip(
+    for case, answer in zip(
         cases, in_javascript(page, site_url, "collective", "facts", cases), strict=True
     ):
-        assert said == json.loads(json.dumps(steps.facts(*case))), case
+        assert answer == json.loads(json.dumps(steps.facts(*case))), case
 
 
 def test_controls_of_unused_links_are_hidden(page: Page, site_url: str) -> None:
-    for node, links, said in ((8, "inside", "inside a node"), (1, "between", "8 MiB, between")):
+    for node, links, message in (
+        (8, "inside", "inside a node"),
+        (1, "between", "8 MiB, between"),
+    ):
         opened(page, site_url, "collective", f"?node={node}")
         for where, prefix in (("inside", ""), ("between", "far-")):
             for each in ("alpha", "rate"):
                 control = page.locator(f"#collective-{prefix}{each}")
                 assert control.is_visible() == (where == links), (node, where, each)
-        assert said in page.inner_text("#collective [role=status]")
+        assert message in page.inner_text("#collective [role=status]")
     opened(page, site_url, "collective", "?node=4")
     assert page.locator("#collective-alpha").is_visible()
     assert page.locator("#collective-far-alpha").is_visible()
-    said = page.inner_text("#collective [role=status]")
-    assert "8 messages of 8 MiB, 2 of them between nodes." in said
+    message = page.inner_text("#collective [role=status]")
+    assert "8 messages of 8 MiB, 2 of them between nodes." in message
 
 
 def test_schedules_equal_those_of_the_program(
@@ -292,10 +295,10 @@ def test_schedules_equal_those_of_the_program(
     answers = in_javascript(page, site_url, "schedules", "timeline", some)
     for case, spans in zip(some, answers, strict=True):
         assert spans == json.loads(json.dumps(times.timeline(*case))), case
-    for case, said in zip(
+    for case, answer in zip(
         cases, in_javascript(page, site_url, "schedules", "facts", cases), strict=True
     ):
-        assert said == times.facts(*case), case
+        assert answer == times.facts(*case), case
 
 
 def test_serving_equals_the_program(page: Page, site_url: str) -> None:
@@ -316,8 +319,8 @@ def test_serving_equals_the_program(page: Page, site_url: str) -> None:
         others = {settings["rate"], *([] if len(cases) % 10 else load.LOADS)}
         cases.append([settings, sorted(others)])
     answers = in_javascript(page, site_url, "serving", "facts", cases)
-    for case, said in zip(cases, answers, strict=True):
-        assert said == load.facts(*case), case
+    for case, answer in zip(cases, answers, strict=True):
+        assert answer == load.facts(*case), case
 
 
 def test_tiles_equal_those_of_the_program(page: Page, site_url: str) -> None:
@@ -334,8 +337,8 @@ def test_tiles_equal_those_of_the_program(page: Page, site_url: str) -> None:
         settings["step"] = random.randint(1, len(tiles.tiles(settings)))
         cases.append([settings])
     answers = in_javascript(page, site_url, "attention", "facts", cases)
-    for case, said in zip(cases, answers, strict=True):
-        assert said == tiles.facts(*case), case
+    for case, answer in zip(cases, answers, strict=True):
+        assert answer == tiles.facts(*case), case
 
 
 def random_layout(random: Random, shape: dict) -> dict:
@@ -387,15 +390,15 @@ def test_memory_equals_the_program(
         cases.append([shape, layout, 2 ** random.randint(10, 13), gpu])
     for function, some in (("facts", cases), ("compared", cases[:1] + cases[1::20])):
         answers = in_javascript(page, site_url, "memory", function, some)
-        for case, said in zip(some, answers, strict=True):
+        for case, answer in zip(some, answers, strict=True):
             shape, layout, sequence, gpu = case
             command_line = plan.Shape(**shape), plan.Layout(**layout), sequence, plan.Gpu(**gpu)
-            assert said == getattr(memory, function)(*command_line), case
+            assert answer == getattr(memory, function)(*command_line), case
 
 
-def printed_lines(said: dict) -> list[str]:
+def printed_lines(answer: dict) -> list[str]:
     """Return the lines that plan.py would print, from the answer of the page's search."""
-    rows, count = said["rows"], said["count"]
+    rows, count = answer["rows"], answer["count"]
     lines = [f"none of {count} layouts fits"]
     if rows:
         lines[0] = f"{len(rows)} of {count} layouts, fastest first; GiB of the fullest stage"
@@ -406,10 +409,10 @@ def printed_lines(said: dict) -> list[str]:
         )
         lines[-1] += f"  bubble {bubble:>3} {gib:>10}"
     lines += ["the first:"] * bool(rows)
-    lines += [f"{x}{' ' if ' over ' in x else ': '}{y}" for x, y in said["first"]]
-    if said["nearest"]:
+    lines += [f"{x}{' ' if ' over ' in x else ': '}{y}" for x, y in answer["first"]]
+    if answer["nearest"]:
         lines.append("faster, but they do not fit; the nearest:" if rows else "the nearest:")
-    return lines + [f"  {line}" for line in said["nearest"]]
+    return lines + [f"  {line}" for line in answer["nearest"]]
 
 
 def test_plans_equal_those_of_the_program(
@@ -443,10 +446,10 @@ def test_plans_equal_those_of_the_program(
         cases.append(given)
     answers = in_javascript(page, site_url, "planner", "plan", cases)
     launches, wanted = [], []
-    for case, said, text in zip(cases, answers, printed, strict=True):
-        assert printed_lines(said) == text, case
+    for case, answer, text in zip(cases, answers, printed, strict=True):
+        assert printed_lines(answer) == text, case
         shape, _, sequence, _, gpu, _ = case
-        for row in said["rows"]:
+        for row in answer["rows"]:
             target = random.choice(["megatron", "torchtitan", "deepspeed", "fsdp"])
             model = random.choice(["llama-3-8b", "llama-3-70b", "llama-3-405b", "80B"])
             launches.append([target, model, shape, row["layout"], sequence, gpu, row["name"]])
@@ -475,7 +478,7 @@ def test_every_control_works_by_keyboard(page: Page, site_url: str, name: str) -
         if at >= controls.count():  # a pressed button can add or remove controls
             break
         control = controls.nth(at)
-        focused, shown, kind, spoken, before, said = control.evaluate(CONTROL_STATE)
+        focused, shown, kind, spoken, before, message = control.evaluate(CONTROL_STATE)
         if not focused:  # a control without a choice cannot get the focus
             assert control.is_disabled() and not shown, control
             continue
@@ -495,7 +498,7 @@ def test_every_control_works_by_keyboard(page: Page, site_url: str, name: str) -
             page.wait_for_function("old => location.href !== old", arg=before)
         elif control.count() and control.inner_text() == "Stop":  # an animation is running
             page.wait_for_function(
-                "([s, old]) => s.textContent !== old", arg=[status.element_handle(), said]
+                "([s, old]) => s.textContent !== old", arg=[status.element_handle(), message]
             )
             press("Enter")
             assert control.inner_text() == "Play"

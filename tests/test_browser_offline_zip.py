@@ -66,13 +66,13 @@ def test_search_finds_a_section(page: Page) -> None:
 def test_the_planner_works(page: Page) -> None:
     """This instrument uses everything: imports, later imports, tables, and a worker."""
     page.click("article a[href='instruments/planner/index.html']")
-    said, answered = page.locator("#planner [role=status]"), "#planner:not([aria-busy])"
+    status, answered = page.locator("#planner [role=status]"), "#planner:not([aria-busy])"
     page.wait_for_selector(f"{answered}[data-ready]")
-    said.get_by_text(re.compile("fastest that fit, .* 16.94")).wait_for()
+    status.get_by_text(re.compile("fastest that fit, .* 16.94")).wait_for()
     page.select_option("#planner-gpu", "b200")
     page.wait_for_selector(answered)
-    said.get_by_text("fastest that fit").wait_for()
-    assert "16.94" not in said.inner_text()
+    status.get_by_text("fastest that fit").wait_for()
+    assert "16.94" not in status.inner_text()
     page.wait_for_url(re.compile("gpu=b200"))  # the address changes shortly after the controls
     page.get_by_role("button", name="layout 1").click()
-    said.get_by_text("launch line").wait_for()
+    status.get_by_text("launch line").wait_for()

@@ -20,15 +20,15 @@ INPUTS = SITE
 
 def test_the_home_page_loads_without_errors(browser: Browser, site_url: str) -> None:
     page = browser.new_page()
-    asked, failed = [], []
-    page.on("request", lambda request: asked.append(request.url))
+    requests, failed = [], []
+    page.on("request", lambda request: requests.append(request.url))
     page.on("console", lambda message: failed.append(message.text))
     page.on("pageerror", lambda error: failed.append(str(error)))
     open_complete(page, site_url)
     for width in (390, 1440):
         page.set_viewport_size({"width": width, "height": 900})
         assert page.evaluate("document.documentElement.scrollWidth") <= width
-    assert not [url for url in asked if not url.startswith((site_url, "data:"))]
+    assert not [url for url in requests if not url.startswith((site_url, "data:"))]
     assert not failed
     page.close()
 
@@ -151,24 +151,24 @@ def test_buttons_of_code_and_page_work_by_keyboard(
     open_complete(page, f"{site_url}03_model_parallelism/")
     assert not failed
     button = page.get_by_role("button", name="Copy page")
-    said = page.locator(".copy-page [role=status]")
+    status = page.locator(".copy-page [role=status]")
     button.press("Enter")
-    said.get_by_text("Copied as Markdown.").wait_for()
+    status.get_by_text("Copied as Markdown.").wait_for()
     markdown = (built_site / "03_model_parallelism/index.md").read_text("utf-8")
     assert page.evaluate("navigator.clipboard.readText()") == markdown
     section = page.locator("#gpipe-from-scratch .report")
-    asked = dict(parse_qsl(urlsplit(section.get_attribute("href")).query))
-    assert asked["page"].endswith("/03_model_parallelism/")
-    assert asked["section"] == "#gpipe-from-scratch" and "torch 2." in asked["versions"]
-    assert asked["transcript"].startswith("snippets/03_model_parallelism/")
+    query = dict(parse_qsl(urlsplit(section.get_attribute("href")).query))
+    assert query["page"].endswith("/03_model_parallelism/")
+    assert query["section"] == "#gpipe-from-scratch" and "torch 2." in query["versions"]
+    assert query["transcript"].startswith("snippets/03_model_parallelism/")
     open_complete(page, f"{site_url}labs/lab02_ddp/")
     for link in page.locator(".report").all()[:2]:
-        asked = dict(parse_qsl(urlsplit(link.get_attribute("href")).query))
-        assert asked["transcript"] == "labs/lab02_ddp.py" and "torch 2." in asked["versions"]
+        query = dict(parse_qsl(urlsplit(link.get_attribute("href")).query))
+        assert query["transcript"] == "labs/lab02_ddp.py" and "torch 2." in query["versions"]
     page.go_back(wait_until="networkidle")
     page.route("**/index.md", lambda route: route.fulfill(status=404))
     button.press("Enter")
-    said.get_by_text("Not copied.").wait_for()
+    status.get_by_text("Not copied.").wait_for()
     assert page.evaluate("navigator.clipboard.readText()") == markdown
     far = page.locator(".md-content__inner > .highlight").last
     assert not far.locator("button").count()  # it is far below the window

@@ -149,21 +149,23 @@ def test_wrong_answers_get_an_explanation(context: BrowserContext, site_url: str
     for number, question in QUESTIONS.items():
         if question.kind == "number":  # each typical mistake has an explanation
             for slip in question.slips:
-                said = answer(page, number, f"{slip.value:g}")
-                assert said.startswith("✗ Not right.") and slip.why[:30] in said, said
+                feedback = answer(page, number, f"{slip.value:g}")
+                assert feedback.startswith("✗ Not right.") and slip.why[:30] in feedback, (
+                    feedback
+                )
     assert answer(page, "ring", "55 MiB").startswith("✗ Not right. The answer below")
 
     for place, option in enumerate(QUESTIONS["utilisation"].options):
         page.check(f"#utilisation-option-{place + 1}")
-        said = check(page, "utilisation")
-        assert said.startswith("✓" if option.right else "✗") and option.why[:30] in said
+        feedback = check(page, "utilisation")
+        assert feedback.startswith("✓" if option.right else "✗") and option.why[:30] in feedback
         mine = box(page, "utilisation").locator(".quiz-why li:has(.quiz-mark)")
         assert mine.count() == 1 and option.why[:20] in mine.inner_text()
 
     page.check("#divergence-option-1")
     page.check("#divergence-option-2")
-    said = check(page, "divergence")
-    assert "1 of your choices is wrong, 1 is missing." in said
+    feedback = check(page, "divergence")
+    assert "1 of your choices is wrong, 1 is missing." in feedback
     signs = box(page, "divergence").locator(".quiz-sign").all_inner_texts()
     assert signs == ["✗ wrong", "✓ right", "✓ right, not chosen"]  # not only by colour
     page.uncheck("#divergence-option-1")  # a changed answer loses its verdict
@@ -171,8 +173,11 @@ def test_wrong_answers_get_an_explanation(context: BrowserContext, site_url: str
     assert box(page, "divergence").locator(".quiz-sign").count() == 0
     assert not box(page, "divergence").locator("details").is_visible()
 
-    said = check(page, "graph")
-    assert said.startswith("✗ Not right. 0 of 6 are in the right place.") and ".”" not in said
+    feedback = check(page, "graph")
+    assert (
+        feedback.startswith("✗ Not right. 0 of 6 are in the right place.")
+        and ".”" not in feedback
+    )
     last = box(page, "graph").locator(".quiz-steps > li").last
     last.get_by_role("button", name="Down").press("Enter")
     assert verdict(page, "graph").endswith("is last already.")
@@ -208,12 +213,12 @@ def test_numbers_are_accepted_with_different_units(
     page = opened(context, site_url)
     for name, cases in NUMBERS.items():
         for text, right in cases.items():
-            said = answer(page, name, text)
+            feedback = answer(page, name, text)
             sign = {True: "✓ Right.", False: "✗ Not right."}
             if right is None:
-                assert said and not said.startswith(("✓", "✗")), (name, text, said)
+                assert feedback and not feedback.startswith(("✓", "✗")), (name, text, feedback)
             else:
-                assert said.startswith(sign[right]), (name, text, said)
+                assert feedback.startswith(sign[right]), (name, text, feedback)
 
 
 def test_checked_answers_are_stored(context: BrowserContext, site_url: str) -> None:

@@ -155,7 +155,7 @@ def test_a_message_or_a_description_finds_its_section(browser: Browser, site_url
     """One of the first three results of the worker must begin with the expected section."""
     page = browser.new_page()
     page.goto(f"{site_url}404.html")
-    asked = [
+    questions = [
         *OTHERS,
         *PASTED,
         *((section, message + FRAMES) for section, message in PASTED),
@@ -173,11 +173,11 @@ def test_a_message_or_a_description_finds_its_section(browser: Browser, site_url
             }
             return answers
         }""",
-        [message for _, message in asked],
+        [message for _, message in questions],
     )
     faults = [
         f"{message}\n    {section}\n    is not among {found}"
-        for (section, message), found in zip(asked, answers, strict=True)
+        for (section, message), found in zip(questions, answers, strict=True)
         # the home page, whose address is empty, must not be the first result
         if section not in found or not found[0]
     ]

@@ -120,8 +120,8 @@ def load_cluster() -> ModuleType:
 
 def test_each_node_runs_the_command(machine: Machine) -> None:
     """A background process of the command must end with the command."""
-    said = "echo {node} of {nodes} at {master}:{port} $CLUSTER_LINK; setsid sleep 1000 & "
-    done = machine.run(SCRIPT, "--nodes", "3", "--", "sh", "-c", said)
+    command = "echo {node} of {nodes} at {master}:{port} $CLUSTER_LINK; setsid sleep 1000 & "
+    done = machine.run(SCRIPT, "--nodes", "3", "--", "sh", "-c", command)
     assert done.returncode == 0, done.stderr
     lines = sorted(done.stdout.splitlines())
     isolated = machine.kind == "namespaces"
@@ -251,8 +251,8 @@ def test_two_clusters_at_once_have_separate_links(isolated_machine: Machine) -> 
     for process, word in zip(both, "ab", strict=True):
         out, err = process.communicate(timeout=HANG)
         assert process.returncode == 0, err
-        said, seconds, sent = out.split()
-        assert said == word
+        received, seconds, sent = out.split()
+        assert received == word
         assert (
             float(seconds) > 0.5 * 1e6 * 8 / 20e6
         )  # a busy machine is slower, but never faster

@@ -263,15 +263,15 @@ def test_the_same_fault_on_several_machines_is_reported_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("plant", "world", "said"),
+    ("plant", "world", "description"),
     [
         ("size", 2, "float32 [1000] on rank 0, float32 [1001] on rank 1"),
         ("dtype", 3, "float32 [1000] on ranks 0 and 1, int32 [1000] on rank 2"),
     ],
 )
-def test_different_tensors_are_reported(plant: str, world: int, said: str) -> None:
+def test_different_tensors_are_reported(plant: str, world: int, description: str) -> None:
     ended = start(*ranks(world), options=f"--plant {plant} --report brief")
-    assert only_fault(ended[0]) == f"the tensors of the all-reduce do not match: {said}."
+    assert only_fault(ended[0]) == f"the tensors of the all-reduce do not match: {description}."
     assert all(leaves_the_report_to_rank_0(other) for other in ended[1:]), ended[1:]
 
 

@@ -407,7 +407,7 @@ dist.barrier()
             "docs/missing_section.md:6",
             "no section, function or class 'nowhere'",
         ],
-        "missing_file.md": ["docs/missing_file.md:4", "no file snippets/t/nofile.py"],
+        "missing_file.md": ["docs/missing_file.md:4", "snippets/t/nofile.py does not exist"],
         "unhandled.md:3": ["docs/unhandled.md:3: nothing handles the language 'brainfuck'"],
         "unhandled.md:7": ["docs/unhandled.md:7: a fence without a language"],
         "unclosed.md": ["docs/unclosed.md:3"],

@@ -79,7 +79,7 @@ ON_A_GPU = {  # changes of the result, the loss curve, and the expected hint (""
 def test_a_result_on_a_gpu_gets_the_right_hint(end: str) -> None:
     changes, yours, hint = ON_A_GPU[end]
     exercise = grader("exercise")
-    said = {
+    result = {
         "device": "cuda",
         "seconds": {"yours": 0.1, "finished": 0.1, "slow": 9.0},
         "curves": {"yours": yours, "finished": CURVE, "slow": CURVE},
@@ -90,7 +90,7 @@ def test_a_result_on_a_gpu_gets_the_right_hint(end: str) -> None:
             limit >= 240
         )  # the slow program needs a minute on a GPU, and the machine may be busy
         return runner().CommandResult(
-            changes.get("status", 0), f"printed\n{json.dumps(said)}\n",
+            changes.get("status", 0), f"printed\n{json.dumps(result)}\n",
             changes.get("stderr", ""), 9.4, changes.get("stopped", ""),
         )  # fmt: skip
 

@@ -57,9 +57,9 @@ def test_every_launcher_reaches_the_same_loss(name: str) -> None:
 
     Other tests compare them with runs where the tools are installed.
     """
-    said = (LAUNCH / f"{name}.cpu.txt").read_text()
-    assert said.startswith("# recorded ")
-    last = [line for line in said.splitlines() if "loss" in line][-1]
+    output = (LAUNCH / f"{name}.cpu.txt").read_text()
+    assert output.startswith("# recorded ")
+    last = [line for line in output.splitlines() if "loss" in line][-1]
     assert last.endswith(FINAL)
 
 
@@ -106,8 +106,8 @@ def test_deepspeed_ends_the_other_node_when_one_fails(folder: Path) -> None:
 
 @pytest.mark.parametrize("name", ["ssh/by_ssh", "deepspeed/launch", "slurm/several_nodes"])
 def test_the_port_of_a_job_is_outside_the_ephemeral_range(name: str) -> None:
-    said = (LAUNCH / f"{name}.sh").read_text()
-    first, count = map(int, re.search(r"\$\(\((\d+) \+ \S+ % (\d+)\)\)", said).groups())
+    script = (LAUNCH / f"{name}.sh").read_text()
+    first, count = map(int, re.search(r"\$\(\((\d+) \+ \S+ % (\d+)\)\)", script).groups())
     assert first > 1024 and first + count <= 32768  # the ephemeral ports of Linux begin there
 
 
@@ -136,14 +136,16 @@ def test_an_incomplete_checkpoint_is_ignored(tmp_path: Path, monkeypatch) -> Non
 
 def test_torchrun_times_out_before_the_scheduler_kills_it() -> None:
     for name in ("one_node", "several_nodes"):
-        said = (LAUNCH / f"slurm/{name}.sh").read_text()
-        notice = int(re.search(r"^#SBATCH --signal=TERM@(\d+)", said, re.M)[1])
-        timeout = int(re.search(r"^export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=(\d+)", said, re.M)[1])
+        script = (LAUNCH / f"slurm/{name}.sh").read_text()
+        notice = int(re.search(r"^#SBATCH --signal=TERM@(\d+)", script, re.M)[1])
+        timeout = int(
+            re.search(r"^export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=(\d+)", script, re.M)[1]
+        )
         assert 30 < timeout < notice
     for name in ("trainjob", "pytorchjob"):
-        said = (LAUNCH / f"kubernetes/{name}.yaml").read_text()
-        notice = int(re.search(r"terminationGracePeriodSeconds: (\d+)", said)[1])
-        timeout = int(re.search(r'TORCH_ELASTIC_SHUTDOWN_TIMEOUT, value: "(\d+)"', said)[1])
+        script = (LAUNCH / f"kubernetes/{name}.yaml").read_text()
+        notice = int(re.search(r"terminationGracePeriodSeconds: (\d+)", script)[1])
+        timeout = int(re.search(r'TORCH_ELASTIC_SHUTDOWN_TIMEOUT, value: "(\d+)"', script)[1])
         assert 30 < timeout < notice
 
 
@@ -164,14 +166,16 @@ def assert_nothing_left(folder: Path) -> None:
 
 
 def test_a_job_at_its_time_limit_saves_and_continues_without_a_lost_step() -> None:
-    said = (LAUNCH / "slurm/rehearse.cpu.txt").read_text()
-    assert "Restarts=1" in said
-    assert "run 0 of job world-size on 2 nodes\n2 ranks, from the beginning\ntime is up" in said
-    saved = int(re.search(r"time is up: saved step ≈(\d+), leaving", said)[1])
-    assert int(re.search(r"2 ranks, resumed at step ≈(\d+)", said)[1]) == saved
+    output = (LAUNCH / "slurm/rehearse.cpu.txt").read_text()
+    assert "Restarts=1" in output
+    assert (
+        "run 0 of job world-size on 2 nodes\n2 ranks, from the beginning\ntime is up" in output
+    )
+    saved = int(re.search(r"time is up: saved step ≈(\d+), leaving", output)[1])
+    assert int(re.search(r"2 ranks, resumed at step ≈(\d+)", output)[1]) == saved
     assert 5 < saved < 60, "between the first checkpoint and the end"
     # digits after ≈ are not compared, but the number of distinct values must be the same
-    assert said.rstrip().splitlines()[-1] == f"      2 step ≈{saved}"
+    assert output.rstrip().splitlines()[-1] == f"      2 step ≈{saved}"
 
 
 @pytest.mark.parametrize("again", [(), (0.05, 0.1)], ids=["once", "thrice"])

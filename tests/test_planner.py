@@ -88,7 +88,7 @@ def test_wrong_input_gives_one_sentence_with_the_field(words: list[str], field: 
 
 
 @pytest.mark.parametrize(
-    "words, said",
+    "words, message",
     [
         (["--model", "llama-3-8b", "--gpus", "1", "--batch", "128K"], "none of"),
         (["--model", "llama-3-8b", "--gpus", "7", "--batch", "3670016"], "DP 7"),
@@ -111,14 +111,14 @@ def test_wrong_input_gives_one_sentence_with_the_field(words: list[str], field: 
         ),
     ],
 )
-def test_unusual_input_gives_a_result(words: list[str], said: str) -> None:
+def test_unusual_input_gives_a_result(words: list[str], message: str) -> None:
     run = plan(*words, *["--top", "2"] * ("--why" not in words))
     assert run.returncode == 0, run.stderr
-    assert said in run.stdout
+    assert message in run.stdout
 
 
 @pytest.mark.parametrize(
-    "text, said",
+    "text, message",
     [
         (HEAD, "--score: the file has no rows"),
         (HEAD.replace(",memory_gib", "") + ROW, "--score: there is no column memory_gib"),
@@ -134,12 +134,12 @@ def test_unusual_input_gives_a_result(words: list[str], said: str) -> None:
     ],
 )
 def test_a_file_of_runs_is_scored_or_one_sentence_names_the_error(
-    tmp_path: Path, text: str, said: str
+    tmp_path: Path, text: str, message: str
 ) -> None:
     file = tmp_path / "rows.csv"
     file.write_text(text, "utf-8")
     run = plan("--score", str(file))
-    assert said.replace("FILE", str(file)) in (run.stderr if run.returncode else run.stdout)
+    assert message.replace("FILE", str(file)) in (run.stderr if run.returncode else run.stdout)
     assert len(run.stderr.splitlines()) == run.returncode
 
 
@@ -179,13 +179,13 @@ def printed(code: str) -> str:
     ).stdout
 
 
-def told(code: str) -> list:
+def evaluate(code: str) -> list:
     return json.loads(printed(code))
 
 
 def emitted(target: str, model: str = "llama-3-8b", **layout: int | str) -> str:
-    asked = f"argparse.Namespace(model={model!r}, sequence=8192), the_model({model!r})"
-    return printed(f"print(emit({target!r}, {asked}, Layout(**{layout}), the_gpu('h100')))")
+    arguments = f"argparse.Namespace(model={model!r}, sequence=8192), the_model({model!r})"
+    return printed(f"print(emit({target!r}, {arguments}, Layout(**{layout}), the_gpu('h100')))")
 
 
 def test_each_launch_file_contains_the_planned_layout() -> None:
@@ -299,17 +299,17 @@ def test_every_pair_of_options_has_an_effect_or_an_error_message(
     needed = {"price": ["tokens"], "save": ["tokens"], "restart": ["tokens", "save"]}
     needed |= {"why": ["gpus"]}  # options that require other options
 
-    def told(*names: str) -> tuple[str, str]:
-        asked = {name: common[name] for name in common if "score" not in names}
+    def run_options(*names: str) -> tuple[str, str]:
+        arguments = {name: common[name] for name in common if "score" not in names}
         for name in names:
-            asked |= {each: values[each] for each in (*needed.get(name, ()), name)}
-        words = [word for name, value in asked.items() for word in (f"--{name}", value)]
+            arguments |= {each: values[each] for each in (*needed.get(name, ()), name)}
+        words = [word for name, value in arguments.items() for word in (f"--{name}", value)]
         return main_of_plan(words, capsys, monkeypatch)
 
-    alone = {name: told(name) for name in values}
+    alone = {name: run_options(name) for name in values}
     refused = set()
     for one, other in itertools.combinations(values, 2):
-        text, stopped = told(one, other)
+        text, stopped = run_options(one, other)
         if stopped:
             assert f"--{one}" in stopped or f"--{other}" in stopped, (one, other, stopped)
             refused.add((one, other))
@@ -337,7 +337,7 @@ def test_option_what_if_works_with_option_why() -> None:
 
 
 @pytest.mark.parametrize(
-    "changed, said",
+    "changed, message",
     [
         ({"flops": None, "node": None}, "[mine] lacks flops, node"),
         ({"flops": "312"}, "[mine] flops is 312, and must be FLOP per second (312e12 for"),
@@ -349,10 +349,10 @@ def test_option_what_if_works_with_option_why() -> None:
     ],
 )
 def test_a_wrong_hardware_file_is_reported_with_its_field(
-    tmp_path: Path, changed: dict, said: str
+    tmp_path: Path, changed: dict, message: str
 ) -> None:
     run = plan("--hardware", own(tmp_path, **changed))
-    assert run.returncode == 1 and said in run.stderr and len(run.stderr.splitlines()) == 1
+    assert run.returncode == 1 and message in run.stderr and len(run.stderr.splitlines()) == 1
 
 
 def test_all_numbers_of_a_hardware_file_are_used(tmp_path: Path) -> None:
@@ -371,7 +371,7 @@ def test_parameters_of_a_config_json_equal_those_of_transformers(tmp_path: Path)
     """transformers creates the models without allocating memory."""
     transformers = pytest.importorskip("transformers")
     torch = pytest.importorskip("torch")
-    known = told(
+    known = evaluate(
         "import config_json; c = config_json; print(json.dumps([[name, config, published,"
         "parameters(c.shape_of(config)) + c.left_out(config, c.shape_of(config))]"
         "for name, (config, published) in c.PUBLISHED.items()]))"
@@ -397,7 +397,7 @@ def test_parameters_of_a_config_json_equal_those_of_transformers(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    "config, said",
+    "config, message",
     [
         ("{", "config.json is not JSON"),
         ("[]", "config.json is JSON, but not an object"),
@@ -410,11 +410,11 @@ def test_parameters_of_a_config_json_equal_those_of_transformers(tmp_path: Path)
     ],
 )
 def test_a_config_json_without_a_shape_is_rejected_with_one_sentence(
-    tmp_path: Path, config: str, said: str
+    tmp_path: Path, config: str, message: str
 ) -> None:
     (tmp_path / "config.json").write_text(config, "utf-8")
     run = plan("--model", str(tmp_path / "config.json"))
-    assert run.returncode == 1 and said in run.stderr and len(run.stderr.splitlines()) == 1
+    assert run.returncode == 1 and message in run.stderr and len(run.stderr.splitlines()) == 1
 
 
 def test_a_limited_attention_window_is_reported(tmp_path: Path) -> None:
@@ -451,7 +451,7 @@ def test_an_option_that_is_reported_to_fit_also_fits_in_a_replay() -> None:
         "  rows.append([found.fits, found.needed, min(need), limit])\n"
         "print(json.dumps(rows))"
     )
-    rows = told(code)
+    rows = evaluate(code)
     assert {fits for fits, *_ in rows} == {True, False}
     for fits, needed, least, limit in rows:
         assert fits == (least <= limit) and fits == (needed <= limit)
@@ -465,11 +465,11 @@ def test_bytes_of_8_bit_moments_and_of_adapters_equal_those_of_the_libraries() -
     optimizer = optim.AdamW8bit([parameter])
     moment = optimizer._new_buffer(parameter, True)  # a complete step would be compiled
     kept = (moment.codes.nbytes + moment.scale.nbytes) / parameter.numel()
-    said, adapters = told(
+    moments, adapters = evaluate(
         "print(json.dumps([advice.EIGHT['moment_bytes'], advice.adapter_parameters("
         "the_model('layers=2,hidden=64,heads=4,kv_heads=2,ffn=96,vocabulary=128'))]))"
     )
-    assert said == kept
+    assert moments == kept
     peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
     config = transformers.LlamaConfig(
         num_hidden_layers=2, hidden_size=64, num_attention_heads=4, num_key_value_heads=2,
@@ -510,7 +510,7 @@ def test_bytes_equal_those_that_programs_of_the_book_count() -> None:
         "       for m in (1, 2)]\n"
         "print(json.dumps([ring, tp, fsdp, state, kept, two]))"
     )
-    ring, tp, fsdp, [held], kept, two = told(code)
+    ring, tp, fsdp, [full_state], kept, two = evaluate(code)
     # context parallelism: fp32 in the program, bf16 in the plan
     rows = counted(
         "03_model_parallelism/ring_attention", r"^ +[234] +\d+ +(\d+) KiB +(\d+) KiB"
@@ -527,7 +527,7 @@ def test_bytes_equal_those_that_programs_of_the_book_count() -> None:
     )
     assert abs(fsdp / 1e9 / sum(gb for (gb,) in sent) - 1) < 0.01
     [(parameters,)] = counted("04_zero_and_fsdp/seventy_billion", r"^Ψ = (\d+)")
-    assert held == parameters
+    assert full_state == parameters
     # DeepSpeed with each of its four stages; a gradient has two bytes
     rows = counted("04_zero_and_fsdp/stages", r"^ +([0-3]) +([\d.]+) +([\d.]+) +([\d.]+) ")
     assert [tuple(each) for each in kept] == [row[1:] for row in rows]
@@ -555,7 +555,7 @@ def test_waiting_blocks_depend_on_how_far_the_cpu_runs_ahead() -> None:
     # 16 layers scatter two blocks each. A stage has four layers, and only the first two forward
     # passes count. A CPU that is faster only in backward runs ahead in a pipeline, but never by
     # all of its forward passes.
-    assert told(code) == [0, 32, 2, 50, 16, 0, 0, 2, 50, 24]
+    assert evaluate(code) == [0, 32, 2, 50, 16, 0, 0, 2, 50, 24]
 
 
 def test_a_pipeline_is_split_where_layers_reach_or_exceed_their_share() -> None:
@@ -568,7 +568,7 @@ def test_a_pipeline_is_split_where_layers_reach_or_exceed_their_share() -> None:
         "ends = stages(the_model('8B'), 16, 'reached')[-2:]\n"
         "print(json.dumps([ties, [[s.layers, s.head, s.loss] for s in ends]]))"
     )
-    ties, ends = told(code)
+    ties, ends = evaluate(code)
     assert ties == [[5, 5, 5, 1], [6, 5, 5, 0]]
     assert ends == [[2, True, False], [0, False, True]]
 
@@ -585,8 +585,8 @@ def test_a_pipeline_counts_as_stalling_under_the_right_conditions() -> None:
         "  named(three, 64, dp=512), named(three, 8, pp=2, dp=32, zero=0),\n"
         "  named(three, 32, pp=2, dp=16, tp=8, micro_batch=2), named(three, 1, pp=2, dp=4)]))"
     )
-    said = told(code)
-    assert all(said[:6]) and len(set(said[:6])) == 6 and not any(said[6:])
+    results = evaluate(code)
+    assert all(results[:6]) and len(set(results[:6])) == 6 and not any(results[6:])
 
 
 def test_near_the_memory_limit_fragments_are_freed_but_waiting_blocks_are_not() -> None:
@@ -599,7 +599,7 @@ def test_near_the_memory_limit_fragments_are_freed_but_waiting_blocks_are_not() 
         "  return memory_of(shape, Layout(**cuts), 8192, gpu, c, step, given).first / GIB\n"
         "print(json.dumps([first(70), first(90), first(70, tp=8, micro_batch=2)]))"
     )
-    assert told(code) == [70, 60, 80]
+    assert evaluate(code) == [70, 60, 80]
 
 
 def test_the_gpu_measurement_prints_measured_and_planned_memory(

@@ -29,9 +29,9 @@ def printed(output: str) -> Scores:
     """Return the scores that check.py has printed."""
     found: Scores = {}
     graded = re.split(r"^(?:\S*/)?(\w+)\.py, graded .*\n", output, flags=re.M)
-    for name, said in zip(graded[1::2], graded[2::2], strict=True):
+    for name, report in zip(graded[1::2], graded[2::2], strict=True):
         for number, line in re.findall(
-            r"^score   step (\d+)  (.*?)(?: \(\d+ ranks\))?$", said, re.M
+            r"^score   step (\d+)  (.*?)(?: \(\d+ ranks\))?$", report, re.M
         ):
             for kind, _, value in (each.rpartition(" ") for each in line.split(", ")):
                 found[name, f"step{number}", kind] = float(value.replace(",", ""))
@@ -43,8 +43,10 @@ def finished() -> Scores:
     found: Scores = {}
     for path in [*ROOT.glob("labs/*.cpu.txt"), *ROOT.glob("assessment/*.cpu.txt")]:
         graded = re.split(r"^(?=\$ )", path.read_text(), flags=re.M)
-        said = (each for each in graded if re.match(r"\$ python labs/check.py (?!my_)", each))
-        for each in said:
+        gradings = (
+            each for each in graded if re.match(r"\$ python labs/check.py (?!my_)", each)
+        )
+        for each in gradings:
             found |= printed(each)
     return found
 
@@ -114,8 +116,8 @@ def test_a_better_report_is_accepted_and_a_forged_one_is_not(tmp_path: Path) -> 
 def test_check_writes_no_report_if_a_step_fails(tmp_path: Path) -> None:
     wrong = ASSIGNMENT.replace("dies[number] = len(nodes) if number in keep else i", "pass")
     (tmp_path / "assignment3_graphs.py").write_text(wrong)
-    asked = ["--report", "report.toml", "--draw", "drawing.svg"]
-    done = check("assignment3_graphs.py", *asked, cwd=tmp_path)
+    options = ["--report", "report.toml", "--draw", "drawing.svg"]
+    done = check("assignment3_graphs.py", *options, cwd=tmp_path)
     assert done.returncode == 1 and "4 of 5 steps pass" in done.stdout
     assert done.stderr.splitlines() == [
         "No schedule was drawn: no step has run a pipeline. Only step 7 of lab 10 and step 6 of "
@@ -206,7 +208,7 @@ def test_the_score_of_a_group_is_the_maximum_over_ranks() -> None:
 def test_positional_and_keyword_tensors_are_counted() -> None:
     sent = []
     probe = SimpleNamespace(
-        calls={None: SimpleNamespace()}, _send=lambda told: None, inside=False
+        calls={None: SimpleNamespace()}, _send=lambda message: None, inside=False
     )
     probe.record = lambda name, tensor, *_: sent.append(tensor)
     gather = runner.Lesson._watched(probe, "all_gather_single", lambda to, one, group: None)

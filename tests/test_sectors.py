@@ -36,7 +36,7 @@ def run(folder: Path, naive: str, table: str = TABLE) -> subprocess.CompletedPro
 
 
 @pytest.mark.parametrize(
-    ("sectors", "table", "said"),
+    ("sectors", "table", "output"),
     [
         ("16,500", TABLE, "naive       16.5 sectors a request, by hand 16.5"),
         ("32,000", TABLE, "AssertionError: one of us is wrong"),
@@ -49,8 +49,8 @@ def run(folder: Path, naive: str, table: str = TABLE) -> subprocess.CompletedPro
     ids=["as predicted", "different", "no permission"],
 )
 def test_counts_are_compared_with_the_prediction(
-    sectors: str, table: str, said: str, tmp_path: Path
+    sectors: str, table: str, output: str, tmp_path: Path
 ) -> None:
     done = run(tmp_path, sectors, table)
-    assert said in done.stdout + done.stderr
+    assert output in done.stdout + done.stderr
     assert (done.returncode == 0) == (sectors == "16,500")

@@ -44,12 +44,12 @@ def client(url: str) -> Iterator[openai.OpenAI]:
 
 def test_a_streamed_completion_equals_the_whole_completion(client: openai.OpenAI) -> None:
     (model,) = client.models.list()
-    asked = {"model": model.id, "prompt": "hello", "max_tokens": 8}
-    whole = client.completions.create(**asked)
+    request = {"model": model.id, "prompt": "hello", "max_tokens": 8}
+    whole = client.completions.create(**request)
     assert whole.usage.prompt_tokens == 5
     assert whole.usage.completion_tokens == len(whole.choices[0].text) == 8
     stream = client.completions.create(
-        **asked, stream=True, stream_options={"include_usage": True}
+        **request, stream=True, stream_options={"include_usage": True}
     )
     *pieces, last, counts = stream
     assert "".join(piece.choices[0].text for piece in pieces) == whole.choices[0].text
@@ -58,14 +58,15 @@ def test_a_streamed_completion_equals_the_whole_completion(client: openai.OpenAI
 
 
 def test_a_streamed_chat_equals_the_whole_chat(client: openai.OpenAI) -> None:
-    asked = {"model": "tiny", "messages": HELLO, "max_completion_tokens": 8}
-    whole = client.chat.completions.create(**asked)
-    said = whole.choices[0].message
-    assert said.role == "assistant" and len(said.content) == 8
+    request = {"model": "tiny", "messages": HELLO, "max_completion_tokens": 8}
+    whole = client.chat.completions.create(**request)
+    output = whole.choices[0].message
+    assert output.role == "assistant" and len(output.content) == 8
     deltas = [
-        piece.choices[0].delta for piece in client.chat.completions.create(**asked, stream=True)
+        piece.choices[0].delta
+        for piece in client.chat.completions.create(**request, stream=True)
     ]
-    assert "".join(delta.content or "" for delta in deltas) == said.content
+    assert "".join(delta.content or "" for delta in deltas) == output.content
 
 
 @pytest.mark.parametrize(
@@ -111,10 +112,10 @@ def test_a_client_that_disconnects_frees_its_slot(client: openai.OpenAI) -> None
 
 def test_load_program_works_with_any_endpoint(url: str) -> None:
     command = [sys.executable, PROGRAMS / "load.py", "--requests", "1", "--url"]
-    said = subprocess.run([*command, url], capture_output=True, text=True, check=True).stdout
-    assert "1 of 1 answered whole" in said
-    asked, given = re.findall(r"(\d+) tokens (?:asked|in)", said)
-    assert asked == given
+    output = subprocess.run([*command, url], capture_output=True, text=True, check=True).stdout
+    assert "1 of 1 answered whole" in output
+    requested, given = re.findall(r"(\d+) tokens (?:asked|in)", output)
+    assert requested == given
     done = subprocess.run([*command, "http://127.0.0.1:1/v1"], capture_output=True, text=True)
     assert done.returncode == 1 and len(done.stderr.splitlines()) == 1, done.stderr
 
@@ -132,6 +133,6 @@ def test_transformers_computes_the_same_tokens(client: openai.OpenAI, tmp_path: 
         "print(json.dumps(words.decode(made)))\n"
     )
     command = [sys.executable, "-c", code, folder]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     answer = client.completions.create(model="tiny", prompt="hello, 7", max_tokens=32)
-    assert json.loads(said) == "hello, 7" + answer.choices[0].text
+    assert json.loads(output) == "hello, 7" + answer.choices[0].text

@@ -406,8 +406,8 @@ def test_the_planner_cites_existing_sections() -> None:
     for program in ROOT.glob("snippets/planner/*.py"):
         for node in ast.walk(ast.parse(program.read_text("utf-8"))):
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
-                said = " ".join((ast.get_docstring(node) or "").split())
-                for section in re.findall(r'"([A-Z][^"]+ [^"]+)"', said):
+                docstring = " ".join((ast.get_docstring(node) or "").split())
+                for section in re.findall(r'"([A-Z][^"]+ [^"]+)"', docstring):
                     assert any(head.startswith(section) for head in heads), section
 
 
@@ -454,13 +454,15 @@ def test_each_page_has_a_citation_and_a_link_to_report_errors(site: Site) -> Non
         if page.url in ("", "404.html"):
             return
         report = next(a["href"] for a in page.all("a") if a.get("class") == "report")
-        asked = dict(parse_qsl(urlsplit(report).query))
-        if asked != {"template": "erratum.yml", "page": HOST + page.url}:
-            yield f"reported as {asked}"
+        query = dict(parse_qsl(urlsplit(report).query))
+        if query != {"template": "erratum.yml", "page": HOST + page.url}:
+            yield f"reported as {query}"
         html = page.path.read_text("utf-8").partition('class="page-end"')[2]
         entry = unescape(re.search(r"<code>(.*?)</code>", html, re.DOTALL)[1])
-        key, said = re.fullmatch(r"@misc\{([\w-]+),\n(.+,\n.+)\n\}", entry, re.DOTALL).groups()
-        known = dict(re.findall(r"^  (\w+) += \{(.+)\},?$", said, re.MULTILINE))
+        key, fields_text = re.fullmatch(
+            r"@misc\{([\w-]+),\n(.+,\n.+)\n\}", entry, re.DOTALL
+        ).groups()
+        known = dict(re.findall(r"^  (\w+) += \{(.+)\},?$", fields_text, re.MULTILINE))
         keys[key] += 1
         if list(known) != ["title", "author", "howpublished", "year", "url"]:
             yield entry
@@ -761,7 +763,7 @@ def test_a_wrong_formula_stops_the_build(tex: str, why: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "message"),
     [
         (r"$$\foo$$", r"\foo is not known"),
         (
@@ -771,7 +773,7 @@ def test_a_wrong_formula_stops_the_build(tex: str, why: str) -> None:
     ],
 )
 def test_an_error_that_stops_the_build_names_its_page(
-    tmp_path: Path, wrong: str, said: str
+    tmp_path: Path, wrong: str, message: str
 ) -> None:
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs/index.md").write_text(f"# A page\n\n{wrong}\n", "utf-8")
@@ -787,7 +789,7 @@ def test_an_error_that_stops_the_build_names_its_page(
         timeout=HANG,
     )
     assert build.returncode != 0
-    assert "index.md" in build.stderr and said in build.stderr
+    assert "index.md" in build.stderr and message in build.stderr
     assert "Traceback" not in build.stderr
 
 

@@ -229,17 +229,17 @@ def test_a_page_lists_programs_that_wait_for_a_gpu(book: Book) -> None:
     embeds = "".join(f'```python\n--8<-- "snippets/t/{name}.py"\n```\n' for name in "pq")
     text = f"# T\n\n{embeds}"
 
-    def said(name: str) -> str:
+    def built_page(name: str) -> str:
         return page_stats.with_facts(text, book.root, name).partition("\n```")[0]
 
-    assert said("setup.md") == "# T\n"
+    assert built_page("setup.md") == "# T\n"
     book.write("snippets/gpu.toml", '"snippets/t/p.py" = "$ python p.py"\n')
     one = "ot yet recorded on a GPU: 1 program · [what ran where](/what_ran_where.md)\n"
-    assert f"\nN{one}" in said("setup.md") and f" · n{one}" in said("02_p.md")
+    assert f"\nN{one}" in built_page("setup.md") and f" · n{one}" in built_page("02_p.md")
     waits = programs._what_ran_where(book.root)
     assert "1 program would show more on a GPU, but" in waits and waits.count("p.py") == 2
     book.write("snippets/t/p.a100.txt", RECORDED + "$ python p.py\n1\n")
-    assert said("setup.md") == "# T\n"
+    assert built_page("setup.md") == "# T\n"
     assert "no output from a GPU" not in programs._what_ran_where(book.root)
 
 
@@ -496,13 +496,13 @@ def test_syntax_of_this_site_becomes_plain_markdown() -> None:
         get_file_from_path=lambda path: path in pages and SimpleNamespace(url=pages[path])
     )
     page = SimpleNamespace(file=SimpleNamespace(src_uri="t/a.md"), url="t/a/")
-    said = llms_markdown.text(
+    markdown_text = llms_markdown.text(
         RICH.splitlines(),
         page,
         SimpleNamespace(site_url="https://a.example/s/"),
         files,
     )
-    title, head, rest = said.split("\n\n", 2)
+    title, head, rest = markdown_text.split("\n\n", 2)
     assert title == "# A `{ .b }`" and "<https://a.example/s/t/a/>" in head
     site = "https://a.example/s/"
     assert (

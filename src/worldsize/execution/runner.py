@@ -126,9 +126,9 @@ def environment(folder: Path, device: str) -> dict[str, str]:
 
 def _python_folder() -> str:
     """Return a folder whose `python`, `python3` and `torchrun` belong to this interpreter."""
-    beside = Path(sys.executable).parent
-    if (beside / "python").exists() and (beside / "torchrun").exists():
-        return str(beside)
+    bin_folder = Path(sys.executable).parent
+    if (bin_folder / "python").exists() and (bin_folder / "torchrun").exists():
+        return str(bin_folder)
     own = f"{os.getuid()}-{uuid.uuid5(uuid.NAMESPACE_URL, sys.executable).hex[:8]}"
     shims = Path(tempfile.gettempdir(), f"ws-python-{own}")
     shims.mkdir(mode=0o700, exist_ok=True)
@@ -285,16 +285,16 @@ class _Tree:
         # a process without children is the program itself, if there are no ranks or they are
         # forks
         parents = {p.parent for p in members}
-        asked = list(ranks) or [p for p in members if p.pid not in parents]
-        for process in set(members) - set(asked):
+        targets = list(ranks) or [p for p in members if p.pid not in parents]
+        for process in set(members) - set(targets):
             process.send(signal.SIGSTOP)
         stacks = []
-        for number, process in enumerate(sorted(asked, key=lambda p: (ranks.get(p), p.pid))):
+        for number, process in enumerate(sorted(targets, key=lambda p: (ranks.get(p), p.pid))):
             start = stderr.stat().st_size
             process.send(signal.SIGABRT)
             _until(lambda process=process: process not in _processes(), EXIT_TIMEOUT)
             dump = stderr.read_bytes()[start:].decode(errors="replace")
-            name = f"process {number} of {len(asked)}" if len(asked) > 1 else "the process"
+            name = f"process {number} of {len(targets)}" if len(targets) > 1 else "the process"
             name = f"rank {ranks[process]}" if ranks else name
             stacks.append((name, _readable_stack(dump)))
         return stacks
@@ -359,8 +359,8 @@ def run(
             tree.kill(leftovers)
     status = poll() if ended else -signal.SIGKILL
     _until(lambda: poll() is not None, EXIT_TIMEOUT)  # collect the status of the killed process
-    told = [f"{p.command[:200]} (process {p.pid})" for p in leftovers]
-    return Result(command, status, _read(out), _read(err), seconds, not ended, stacks, told)
+    names = [f"{p.command[:200]} (process {p.pid})" for p in leftovers]
+    return Result(command, status, _read(out), _read(err), seconds, not ended, stacks, names)
 
 
 def as_in_a_terminal() -> None:
@@ -490,7 +490,7 @@ def gpu_names() -> list[str]:
         return []
     code = "import torch.cuda as c; print(*map(c.get_device_name, range(c.device_count())), "
     code += r"sep='\n')"
-    asked = subprocess.run(
+    listing = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False
     )
-    return list(filter(None, asked.stdout.splitlines()))
+    return list(filter(None, listing.stdout.splitlines()))
