@@ -36,7 +36,7 @@ def ticked(page: Page) -> list[str]:
     return page.eval_on_selector_all(".checklist input:checked", "all => all.map(x => x.id)")
 
 
-def stored(page: Page) -> object:
+def read_storage(page: Page) -> object:
     return json.loads(page.evaluate(f"localStorage.getItem('{KEY}')"))
 
 
@@ -60,10 +60,10 @@ def test_ticks_are_set_by_keyboard_and_stored(context: BrowserContext, site_url:
 
     page.focus(f"#{A}")
     page.keyboard.press("Space")
-    assert stored(page) == {B: True}
+    assert read_storage(page) == {B: True}
     clear.focus()
     page.keyboard.press("Enter")
-    assert ticked(page) == [] and stored(page) == {} and clear.is_disabled()
+    assert ticked(page) == [] and read_storage(page) == {} and clear.is_disabled()
     assert (
         page.evaluate("document.activeElement.id") == A
     )  # the focus moves away from the button
@@ -87,7 +87,7 @@ def test_invalid_stored_data_breaks_nothing(context: BrowserContext, site_url: s
         page.evaluate("dispatchEvent(new StorageEvent('storage', { key: null }))")  # reload it
         assert ticked(page) == [], stored
         page.check(f"#{B}")
-        assert stored(page)[B] is True, stored
+        assert read_storage(page)[B] is True, stored
         page.uncheck(f"#{B}")
     page.evaluate("both => localStorage.setItem(...both)", [KEY, "{"])
     page.reload()
@@ -105,7 +105,7 @@ def test_stored_data_of_other_pages_is_not_changed(
     assert ticked(page) == [A]
     page.check(f"#{B}")
     page.get_by_role("button", name="Clear these ticks").click()
-    assert stored(page) == {"elsewhere": True}
+    assert read_storage(page) == {"elsewhere": True}
 
 
 def test_two_tabs_show_the_same_ticks(context: BrowserContext, site_url: str) -> None:
@@ -114,7 +114,7 @@ def test_two_tabs_show_the_same_ticks(context: BrowserContext, site_url: str) ->
     second.wait_for_function(f"document.getElementById('{A}').checked")
     second.check(f"#{B}")
     first.wait_for_function(f"document.getElementById('{B}').checked")
-    assert stored(first) == {A: True, B: True}
+    assert read_storage(first) == {A: True, B: True}
 
 
 def test_a_window_without_storage_works(context: BrowserContext, site_url: str) -> None:

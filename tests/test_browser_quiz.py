@@ -65,7 +65,7 @@ def answer(page: Page, name: str, text: str) -> str:
     return check(page, name)
 
 
-def stored(page: Page) -> dict:
+def read_storage(page: Page) -> dict:
     return json.loads(page.evaluate(f"localStorage.getItem('{KEY}')") or "{}")
 
 
@@ -135,7 +135,7 @@ def test_the_quiz_works_by_keyboard(context: BrowserContext, site_url: str) -> N
     assert row(page, "all") == [ALL, ALL, ALL]
     page.once("dialog", lambda dialog: dialog.accept())
     press("Enter")
-    assert stored(page) == {} and row(page, "all") == [ALL, "–", "–"]
+    assert read_storage(page) == {} and row(page, "all") == [ALL, "–", "–"]
     assert page.get_by_text("All answers are cleared.").get_attribute("role") == "status"
     assert page.evaluate("document.activeElement.textContent") == "Clear all answers"
     assert not page.failed
@@ -145,7 +145,7 @@ def test_wrong_answers_get_an_explanation(context: BrowserContext, site_url: str
     page = opened(context, site_url)
     assert check(page, "ring") == "Give a number first."
     assert check(page, "wider") == "Choose an answer first."
-    assert stored(page) == {}
+    assert read_storage(page) == {}
     for number, question in QUESTIONS.items():
         if question.kind == "number":  # each typical mistake has an explanation
             for slip in question.slips:
@@ -232,7 +232,7 @@ def test_checked_answers_are_stored(context: BrowserContext, site_url: str) -> N
     ).click()
     check(page, "graph")
     page.check("#mesh-option-4")  # selected but not checked, so it is not stored
-    assert stored(page).keys() == {"ring", "syncs", "graph"}
+    assert read_storage(page).keys() == {"ring", "syncs", "graph"}
     page.reload()
     ready(page)
     assert page.input_value("#ring-number") == "24 MiB"
@@ -298,8 +298,8 @@ def test_invalid_stored_data_breaks_nothing(context: BrowserContext, site_url: s
         assert row(page, "all") == [ALL, "–", "–"], stored
         assert answer(page, "ring", "21").startswith("✓")
         assert row(page, "all") == [ALL, "1", "1"], stored
-        assert stored(page)["ring"]["answer"] == "21"
-    assert stored(page)["unknown"] == {"v": 1}  # other data is not lost
+        assert read_storage(page)["ring"]["answer"] == "21"
+    assert read_storage(page)["unknown"] == {"v": 1}  # other data is not lost
     assert not page.failed
 
 

@@ -226,7 +226,7 @@ def end_workers() -> None:
 
 
 @dataclass
-class _Tree:
+class _ProcessTree:
     """The processes of a run: the descendants of ``root``, its session, and all with its tag.
 
     The tag is a variable that every descendant inherits. It identifies processes that have left
@@ -347,7 +347,7 @@ def run(
             root, poll = (warm.start if warm else _start_in_bash)(
                 command, folder, env, out, err
             )
-            tree, start = _Tree(root, tag), time.monotonic()
+            tree, start = _ProcessTree(root, tag), time.monotonic()
         ended = _until(lambda: poll() is not None, limit)
         seconds = time.monotonic() - start
         if ended:
