@@ -282,8 +282,7 @@ class _ProcessTree:
         """
         members = [p for p in self.members() if "python" in p.command.split(" ")[0]]
         ranks = {p: int(rank) for p in members if (rank := p.variables().get("RANK"))}
-        # a process without children is the program itself, if there are no ranks or they are
-        # forks
+        # without ranks, or if they are forks, a process without children is a program
         parents = {p.parent for p in members}
         targets = list(ranks) or [p for p in members if p.pid not in parents]
         for process in set(members) - set(targets):
@@ -375,9 +374,9 @@ def as_in_a_terminal() -> None:
 def _start_in_bash(
     command: str, folder: Path, env: dict[str, str], out: Path, err: Path
 ) -> tuple[int, Callable[[], int | None]]:
-    """Start a command under bash;
+    """Start a command under bash.
 
-    return its process ID and a function that polls its status.
+    Return its process ID and a function that polls its exit status.
     """
     with out.open("wb") as out_file, err.open("wb") as err_file:
         process = subprocess.Popen(

@@ -1,6 +1,6 @@
 """Build the book with Zensical, the successor of MkDocs, and compare the two sites.
 
-    python -m worldsize.tools.compare_zensical site
+    PYTHONPATH=src python -m worldsize.tools.compare_zensical site
 
 The module writes the pages into a folder as plain Markdown, with everything that they embed.
 Zensical converts them to HTML with the same Python-Markdown and with the book's extension. The

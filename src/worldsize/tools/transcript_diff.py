@@ -48,7 +48,9 @@ def changed(old: str, new: str) -> str:
 
 if __name__ == "__main__":
     if len(sys.argv) != 3:
-        sys.exit("give two commits: python -m worldsize.tools.transcript_diff OLD NEW")
+        sys.exit(
+            "give two commits: PYTHONPATH=src python -m worldsize.tools.transcript_diff OLD NEW"
+        )
     try:
         print(changed(*sys.argv[1:]))
     except BookError as error:

@@ -1,5 +1,6 @@
 """Try newer releases of the dependencies, and report what changes.
 
+    export PYTHONPATH=src
     python -m worldsize.tools.upgrade_check                  every pinned package, one by one
     python -m worldsize.tools.upgrade_check torch=2.16.0     only this release
     python -m worldsize.tools.upgrade_check --but torch      all packages except torch
@@ -104,7 +105,7 @@ def run_tests(root: Path, packages: dict[str, str], pre: bool) -> UpgradeResult:
         xml = python.with_name("results.xml")
         what = affected_tests(root, packages)
         command = [str(python), "-m", "pytest", "--no-cache", f"--junitxml={xml}", *what]
-        env = os.environ | {"PYTHONPATH": os.environ.get("PYTHONPATH", str(root))}
+        env = os.environ | {"PYTHONPATH": os.environ.get("PYTHONPATH", str(root / "src"))}
         done = subprocess.run(command, cwd=root, env=env, stdout=sys.stderr, check=False)
         cases = ElementTree.parse(xml).iter("testcase") if xml.exists() else []
         for case in cases:
@@ -126,10 +127,8 @@ def report(results: list[UpgradeResult]) -> str:
         parts.append(f"## {result.name}: {outcome}, {result.count} tests ran")
         for name, why in result.failures.items():
             lines = why.strip().splitlines()
-            if left := len(lines) - MAX_DIFF_LINES:
-                lines = (
-                    lines if left < 0 else [*lines[:MAX_DIFF_LINES], f"… and {left} more lines"]
-                )
+            if (left := len(lines) - MAX_DIFF_LINES) > 0:
+                lines = [*lines[:MAX_DIFF_LINES], f"… and {left} more lines"]
             parts += [f"`{name}`", "\n".join(["````diff", *lines, "````"])]
     return "\n\n".join(parts) + "\n"
 
