@@ -1,6 +1,6 @@
 """List the outputs that differ between two commits.
 
-python -m worldsize.tools.transcript_diff OLD NEW
+    PYTHONPATH=src python -m worldsize.tools.transcript_diff OLD NEW
 """
 
 from __future__ import annotations
