@@ -1,6 +1,8 @@
 """List the outputs that differ between two commits.
 
     PYTHONPATH=src python -m worldsize.tools.transcript_diff OLD NEW
+
+The list is Markdown, with a diff for each command.
 """
 
 from __future__ import annotations
