@@ -107,7 +107,9 @@ def test_grading_needs_no_name_server(tmp_path: Path) -> None:
     assert status == 0 and "cannot be retrieved" not in output, output
 
 
-@pytest.mark.parametrize("command", ["test", "record", "mutants", "gpu", "site", "serve"])
+@pytest.mark.parametrize(
+    "command", ["test", "record", "mutants", "record-gpu", "site", "serve"]
+)
 def test_make_reports_a_disk_without_free_space(command: str) -> None:
     """If files must be empty, Python finds no usable folder for temporary files."""
     if shutil.which("make") is None:
