@@ -1,6 +1,7 @@
-"""Whatever the chapters' wrappers and optimizers are copied around, against one process.
+"""Test the classes and functions that readers copy from chapters, on different models.
 
-`torchrun --nproc-per-node=N copied.py` tries every part with every case, and names what failed.
+`torchrun --nproc-per-node=N copied.py` tries every class with every case, and prints what
+failed. The results must equal those of one process that trains without the class.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # not left to torch: imported after init, it keeps the group alive
+import torch.distributed.nn  # if torch imports it later, it keeps the process group alive
 import torch.utils.checkpoint
 from torch import nn
 from torch.nn import functional as F
@@ -38,7 +39,7 @@ ROWS, TOKENS, H, V = 12, 4, 6, 11
 
 @cache
 def program(path: str) -> ModuleType:
-    """A program of the book, imported."""
+    """Import a program of the book."""
     spec = importlib.util.spec_from_file_location(path, SNIPPETS / f"{path}.py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[path] = module
@@ -47,7 +48,7 @@ def program(path: str) -> ModuleType:
 
 
 class Model(nn.Module):
-    """Modules in modules, a number as a parameter, buffers, and a dictionary for an output."""
+    """A model with nested modules, a scalar parameter, buffers, and a dictionary as output."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,7 +59,10 @@ class Model(nn.Module):
         }
         self.body = nn.ModuleDict(layers)
         self.norm, self.head = nn.LayerNorm(H), nn.Linear(H, V, bias=False)
-        self.gain, self.inner = nn.Parameter(torch.rand(())), None  # None: no other dtype
+        self.gain, self.inner = (
+            nn.Parameter(torch.rand(())),
+            None,
+        )  # None: the same dtype everywhere
         self.register_buffer("shift", torch.rand(H))
         self.register_buffer("mask", torch.rand(H) < 0.5)
 
@@ -72,7 +76,7 @@ class Model(nn.Module):
 
 
 def frozen(model: Model) -> None:
-    """Whole modules, and parts of one."""
+    """Freeze a whole module, a parameter, and a part of a module."""
     for p in (model.embedding.weight, model.gain, model.body["up"].bias):
         p.requires_grad_(False)
 
@@ -107,7 +111,7 @@ class Case(NamedTuple):
     change: Callable[[Model], None] = lambda model: None
     kind: type[Optimizer] = SGD
     options: dict = {"lr": 0.1}  # noqa: RUF012
-    micro: int = 1  # backwards in a step
+    micro: int = 1  # number of backward passes in a step
     autocast: bool = False
     tolerance: float | None = None
 
@@ -125,30 +129,32 @@ CASES = {
 }
 
 
-class Way(NamedTuple):
-    """How a part is used: the wrapped model, what a step calls, and where its state is."""
+class Training(NamedTuple):
+    """How a wrapper or optimizer is used: the wrapped model, and the functions of a step."""
 
     model: nn.Module
     zero_grad: Callable
     after_backward: Callable
     step: Callable
     optimizer: Optimizer
-    state: nn.Module  # which has state_dict() and load_state_dict()
+    state: nn.Module  # the module with state_dict() and load_state_dict()
 
 
-def of_ddp(ddp: nn.Module, case: Case, after: str = "") -> Way:
+def ddp_training(ddp: nn.Module, case: Case, after: str = "") -> Training:
     optimizer = case.kind(ddp.parameters(), **case.options)
     after_backward = getattr(ddp, after) if after else lambda: None
-    return Way(ddp, optimizer.zero_grad, after_backward, optimizer.step, optimizer, ddp.module)
+    return Training(
+        ddp, optimizer.zero_grad, after_backward, optimizer.step, optimizer, ddp.module
+    )
 
 
-def alone(model: Model, case: Case) -> Way:
+def alone(model: Model, case: Case) -> Training:
     optimizer = case.kind(model.parameters(), **case.options)
-    return Way(model, optimizer.zero_grad, lambda: None, optimizer.step, optimizer, model)
+    return Training(model, optimizer.zero_grad, lambda: None, optimizer.step, optimizer, model)
 
 
-def naive(model: Model, case: Case) -> Way:
-    way = of_ddp(program("02_ddp/naive").NaiveDDP(model), case)
+def naive(model: Model, case: Case) -> Training:
+    way = ddp_training(program("02_ddp/naive").NaiveDDP(model), case)
 
     def step() -> None:
         way.model.average_gradients()
@@ -157,39 +163,39 @@ def naive(model: Model, case: Case) -> Way:
     return way._replace(step=step)
 
 
-def hooked(model: Model, case: Case) -> Way:
-    return of_ddp(program("02_ddp/hooks").HookedDDP(model), case, "wait")
+def hooked(model: Model, case: Case) -> Training:
+    return ddp_training(program("02_ddp/hooks").HookedDDP(model), case, "wait")
 
 
-def bucketed(model: Model, case: Case) -> Way:
-    """Gradients are removed by the optimizer and set to zero by the wrapper, by turns."""
-    way = of_ddp(program("02_ddp/buckets").BucketedDDP(model, 200), case, "wait")
+def bucketed(model: Model, case: Case) -> Training:
+    """Alternate between the optimizer's zero_grad and the wrapper's zero_grad."""
+    way = ddp_training(program("02_ddp/buckets").BucketedDDP(model, 200), case, "wait")
     zero_grads = itertools.cycle([way.optimizer.zero_grad, way.model.zero_grad])
     return way._replace(zero_grad=lambda: next(zero_grads)())
 
 
-def mini_ddp(model: Model, case: Case) -> Way:
-    return of_ddp(program("02_ddp/mini_ddp").MiniDDP(model, 0.001, 0.0001), case)
+def mini_ddp(model: Model, case: Case) -> Training:
+    return ddp_training(program("02_ddp/mini_ddp").MiniDDP(model, 0.001, 0.0001), case)
 
 
-def zero1(model: Model, case: Case) -> Way:
+def zero1(model: Model, case: Case) -> Training:
     zero = program("04_zero_and_fsdp/zero1").ZeRO1(
         model.parameters(), case.kind, **case.options
     )
-    return Way(model, zero.zero_grad, lambda: None, zero.step, zero.optimizer, model)
+    return Training(model, zero.zero_grad, lambda: None, zero.step, zero.optimizer, model)
 
 
-def zero2(model: Model, case: Case) -> Way:
+def zero2(model: Model, case: Case) -> Training:
     kind = program("04_zero_and_fsdp/zero2").ZeRO2
     zero = kind(model.parameters(), 1000, case.kind, **case.options)
-    return Way(model, lambda: None, lambda: None, zero.step, zero.optimizer, model)
+    return Training(model, lambda: None, lambda: None, zero.step, zero.optimizer, model)
 
 
-def mini_fsdp(model: Model, case: Case) -> Way:
+def mini_fsdp(model: Model, case: Case) -> Training:
     units = [model.body["up"], model.body["rest"], model.norm]
     fsdp = program("04_zero_and_fsdp/mini_fsdp").MiniFSDP(model, units)
     optimizer = case.kind(fsdp.parameters(), **case.options)
-    return Way(fsdp, optimizer.zero_grad, lambda: None, optimizer.step, optimizer, fsdp)
+    return Training(fsdp, optimizer.zero_grad, lambda: None, optimizer.step, optimizer, fsdp)
 
 
 WAYS = {
@@ -202,12 +208,12 @@ WAYS = {
     "MiniFSDP": mini_fsdp,
 }
 NONE = "no gradient in this backward( pass)? for"
-REFUSED = {(name, "no gradient"): NONE for name in WAYS if name != "MiniFSDP"}
-REFUSED |= {(name, "sparse"): ".*(sparse|storage)" for name in [*WAYS][3:]}  # by torch
+REJECTED = {(name, "no gradient"): NONE for name in WAYS if name != "MiniFSDP"}
+REJECTED |= {(name, "sparse"): ".*(sparse|storage)" for name in [*WAYS][3:]}  # torch's message
 
 
-def train(way: Way, case: Case, steps: range, mine: slice) -> None:
-    """Steps on rows of each micro-batch; one process has all of them."""
+def train(way: Training, case: Case, steps: range, mine: slice) -> None:
+    """Train on the rows `mine` of each micro-batch; one process trains on all rows."""
     for number in steps:
         generator = torch.Generator().manual_seed(number)
         ids = torch.randint(V, (case.micro, ROWS, TOKENS + 1), generator=generator)
@@ -221,20 +227,20 @@ def train(way: Way, case: Case, steps: range, mine: slice) -> None:
             loss = loss + 0.1 * out["hidden"][1].square().mean()
             (loss / case.micro).backward()
             way.after_backward()
-        with torch.no_grad():  # evaluation, in the middle of training
+        with torch.no_grad():  # an evaluation during training
             way.model(rows[:, :-1], scale=0.5)
         way.step()
 
 
-def build(make: Callable, case: Case, seed: int) -> Way:
+def build(make: Callable, case: Case, seed: int) -> Training:
     torch.manual_seed(seed)
     model = Model()
     case.change(model)
     return make(model, case)
 
 
-def zeros_for_none(way: Way) -> Way:
-    """One process with the gradients of zeros that MiniFSDP says it has."""
+def with_zero_gradients(way: Training) -> Training:
+    """Replace missing gradients of one process by zeros, as MiniFSDP does."""
 
     def step() -> None:
         for p in way.model.parameters():
@@ -246,11 +252,14 @@ def zeros_for_none(way: Way) -> Way:
 
 
 def compare(make: Callable, case: Case) -> None:
-    """Train, take all states out and into what was built from another seed, and train on."""
+    """Train, load the states into a model with a different seed, and train again.
+
+    After each part, the parameters must equal those of one process.
+    """
     rank, n = dist.get_rank(), dist.get_world_size()
     truth = build(alone, case, seed=0)
-    truth = zeros_for_none(truth) if make is mini_fsdp else truth
-    spread = make not in (zero1, zero2)  # rank 0's parameters and buffers win, or all are equal
+    truth = with_zero_gradients(truth) if make is mini_fsdp else truth
+    spread = make not in (zero1, zero2)  # all others copy parameters and buffers from rank 0
     ours = build(make, case, seed=rank * spread)
     mine = slice(rank * ROWS // n, (rank + 1) * ROWS // n)
     for steps in (range(2), range(2, 4)):
@@ -266,7 +275,7 @@ def compare(make: Callable, case: Case) -> None:
         ours.optimizer.load_state_dict(moments)
 
 
-# --- what is used otherwise: one function for each, and a name for each thing that it tries ----
+# --- other uses: a function for each use, and a name for each case of it --------------------
 
 
 def backward_twice(make: Callable, case: Case = CASES["nested"]) -> Callable[[], None]:
@@ -295,7 +304,7 @@ class Around(nn.Sequential):
 
 
 def checkpoints_and_units() -> None:
-    """Checkpoints inside of units, around one, and around several."""
+    """Checkpoint within a unit, around a unit, and around several units."""
     n, rank = dist.get_world_size(), dist.get_rank()
     torch.manual_seed(0)
     inner = [Inside(H, H), Around(nn.Linear(H, H), nn.Tanh()), nn.Linear(H, H), nn.Linear(H, H)]
@@ -320,7 +329,7 @@ def tied_over_two_units() -> None:
 
 
 def parameters_of_shards() -> None:
-    """`parameters()`, `named_parameters()` and `zero_grad()` are of the shards."""
+    """`parameters()`, `named_parameters()` and `zero_grad()` must use the shards."""
     n = dist.get_world_size()
     torch.manual_seed(0)
     model = Model()
@@ -366,13 +375,13 @@ def unit_without_tensors() -> None:
 
 
 def penalized(loss: torch.Tensor, *inputs: torch.Tensor) -> torch.Tensor:
-    """The loss and a penalty on its gradients, whose backward differentiates twice."""
+    """Add a penalty on the gradients to a loss, so that its backward differentiates twice."""
     gradients = torch.autograd.grad(loss, inputs, create_graph=True)
     return loss + sum(gradient.square().sum() for gradient in gradients)
 
 
 def linears_in_parallel() -> None:
-    """Column and row: a bias or none, frozen, a width that t does not divide, and a penalty."""
+    """Test with and without bias, frozen, with an indivisible width, and with a penalty."""
     ours, rank = program("03_model_parallelism/tensor_parallel_block"), dist.get_rank()
     for bias in (True, False):
         for freeze in (True, False):
@@ -398,7 +407,7 @@ def linears_in_parallel() -> None:
 
 
 def tokens_in_parallel() -> None:
-    """Sums of all ranks' terms of all tokens, and a penalty."""
+    """Test sums over the terms of all ranks for all tokens, with a penalty."""
     ours, rank = program("03_model_parallelism/sequence_parallel"), dist.get_rank()
     torch.manual_seed(0)
     n = dist.get_world_size()
@@ -412,7 +421,7 @@ def tokens_in_parallel() -> None:
 
 
 def exchanged() -> None:
-    """Whatever moves elements alone moves the gradients of a penalty, too."""
+    """Functions that only move elements must also move the gradients of a penalty."""
     n = dist.get_world_size()
     rows = program("03_model_parallelism/expert_parallel").AllToAll.apply
     tokens = program("03_model_parallelism/ulysses").AllToAll.apply
@@ -425,7 +434,7 @@ def exchanged() -> None:
 
 
 def tables(dtype: torch.dtype = torch.float64) -> None:
-    """Tables and bags of other sizes, none at all, a frozen shard; state out and in."""
+    """Test tables and bags of different sizes, empty bags, frozen shards, and a saved state."""
     ours = program("03_model_parallelism/sharded_embeddings")
     rank, n = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
@@ -454,7 +463,7 @@ def table_of_another_width() -> None:
 
 
 def loss_over_shards() -> None:
-    """Targets to leave out, and logits in bf16 that torch would sum in fp32."""
+    """Test ignored targets, and logits in bf16, which torch would sum in fp32."""
     loss = program("03_model_parallelism/vocabulary_parallel").VocabularyParallelLoss
     torch.manual_seed(0)
     rank, n = dist.get_rank(), dist.get_world_size()
@@ -473,9 +482,9 @@ def loss_over_shards() -> None:
 
 
 def attention_of_all_ranks() -> None:
-    """Views of one projection, in bf16 too, and values that no gradient is wanted of.
+    """Test views of one projection, also in bf16, and values that need no gradient.
 
-    The ring sums in fp32, under autocast as well.
+    The ring must sum in fp32, also under autocast.
     """
     ring = program("03_model_parallelism/ring_attention").RingAttention.apply
     ulysses = program("03_model_parallelism/ulysses").ulysses_attention
@@ -505,7 +514,7 @@ def attention_of_all_ranks() -> None:
 
 
 def pipelines(stage: nn.Module, batch: torch.Tensor, target: torch.Tensor, m: int) -> Iterator:
-    """A copy of the stage after a step of each of them."""
+    """Yield a copy of the stage after one step, for each schedule."""
     gpipe = program("03_model_parallelism/gpipe").gpipe_step
     one_f_one_b = program("03_model_parallelism/one_f_one_b").OneFOneB
     for step in (gpipe, lambda *arguments: one_f_one_b(*arguments).step()):
@@ -515,7 +524,7 @@ def pipelines(stage: nn.Module, batch: torch.Tensor, target: torch.Tensor, m: in
 
 
 def stages(m: int = 3) -> None:
-    """The stages' gradients, against one process; the first one is frozen."""
+    """Compare the gradients of the stages with one process; the first stage is frozen."""
     rank, p = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
     whole = nn.Sequential(*(nn.Linear(H, H) for _ in range(p)))
@@ -541,7 +550,7 @@ def one_f_one_b(width: int, m: int = 1) -> None:
 
 
 def norms_over_ranks() -> None:
-    """A norm of what has no gradient, or is frozen, or of another dtype."""
+    """Test parameters without gradients, frozen ones, and ones of a different dtype."""
     norm = program("03_model_parallelism/clip_over_mesh").norm_over_mesh
     add = program("03_model_parallelism/norm_gradients").sum_over_ranks
     model, n = Model(), dist.get_world_size()
@@ -561,7 +570,7 @@ def norms_over_ranks() -> None:
 
 
 def models_compared() -> None:
-    """Whether the ranks' models agree: frozen, tied, of two dtypes, and where they differ."""
+    """Test the check that models are equal: frozen, tied, with two dtypes, and different."""
     drifted = program("02_ddp/bypassed_wrapper").drifted
     check = program("02_ddp/different_models").check_same_model
     torch.manual_seed(0)
@@ -575,7 +584,7 @@ def models_compared() -> None:
 
 
 def synchronized_norm(*shape: int, **options: object) -> None:
-    """Frozen weights, autocast, and a penalty, against torch's layer over all rows."""
+    """Compare with torch's layer over all rows: frozen weights, autocast, and a penalty."""
     kind = program("02_ddp/batchnorm").SynchronizedBatchNorm
     ours, truth = (
         kind(H, momentum=0.3, **options).float(),
@@ -598,7 +607,7 @@ def synchronized_norm(*shape: int, **options: object) -> None:
 
 
 def scaler_of_two_optimizers(**resume: float) -> None:
-    """Two optimizers, a frozen and an unreached parameter; its state out and in."""
+    """Test two optimizers, a frozen and an unused parameter, and a reloaded state."""
     made = []
     for kind in (program("05_mixed_precision/mini_scaler").MiniScaler, torch.amp.GradScaler):
         ours = kind.__name__ == "MiniScaler"
@@ -626,7 +635,7 @@ def scaler_of_two_optimizers(**resume: float) -> None:
 
 
 def stochastic_adam(dtype: torch.dtype = torch.bfloat16, **options: object) -> None:
-    """Groups, a frozen and an unreached parameter, betas, and its state out and in."""
+    """Test groups, a frozen and an unused parameter, betas, and a reloaded state."""
     kind = program("05_mixed_precision/precisions").StochasticAdam
     models, groups = [nn.Linear(300, 300).to(dtype) for _ in range(2)], []
     models[1].load_state_dict(models[0].state_dict())
@@ -651,7 +660,7 @@ def stochastic_adam(dtype: torch.dtype = torch.bfloat16, **options: object) -> N
 def adapters(
     dtype: torch.dtype = torch.float64, autocast: bool = False, width: int = 128
 ) -> None:
-    """Beside layers with a bias or without; from meta, with another's state."""
+    """Test layers with and without bias, from the meta device, with a loaded state."""
     lora = program("04_zero_and_fsdp/lora")
     with mock.patch.dict(sys.modules, {"lora": lora, "peft": mock.MagicMock()}):
         nf4 = program("04_zero_and_fsdp/peft_lora").NF4Linear
@@ -686,7 +695,7 @@ def adapters(
 
 
 def static_step() -> None:
-    """A frozen and a tied parameter, other batches and rates, and its state out and in."""
+    """Test a frozen and a tied parameter, different batches and rates, and a reloaded state."""
     kind = program("07_memory_and_performance/cuda_graph_step").StaticStep
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(H, H), nn.Tanh(), nn.Linear(H, H))
@@ -710,7 +719,7 @@ def static_step() -> None:
 
 
 def cached() -> None:
-    """A prompt in pieces, at other sizes and in bf16, and its continuation."""
+    """Test a prompt in pieces of different sizes, also in bf16, and its continuation."""
     ours = program("09_inference/kv_cache")
     torch.manual_seed(0)
     ids = torch.randint(V, (2, 9))
@@ -732,7 +741,7 @@ def cached() -> None:
 
 
 def gathered() -> None:
-    """A bias or none, and autocast, of tokens in fp32 or bf16."""
+    """Test with and without bias, under autocast, with tokens in fp32 and bf16."""
     apply = program("03_model_parallelism/activation_formula").GatheredLinear.apply
     torch.manual_seed(0)
     for bias, dtype in ((None, torch.float32), (torch.rand(3), torch.bfloat16)):
@@ -748,7 +757,7 @@ def gathered() -> None:
 
 
 def twice(name: str) -> None:
-    """A penalty on the gradients of a function that has no second ones."""
+    """Differentiate twice a function that has no second derivative."""
     x, weight = torch.randn(2, H), torch.randn(3, H)
     heads = torch.randn(1, 2, 3, 4, dtype=torch.float32)
     whole = [torch.randn(1, 1, 4, 16, dtype=torch.float32) for _ in "qkv"]
@@ -781,7 +790,7 @@ def twice(name: str) -> None:
 
 
 def checkpointed(needs: bool = True) -> None:
-    """Under autocast, with dropout, frozen and tied parameters in it."""
+    """Test autocast, dropout, and frozen and tied parameters inside of the checkpoint."""
     apply = program("07_memory_and_performance/checkpoint").Checkpoint.apply
     model = nn.Sequential(nn.Linear(H, H), nn.Dropout(0.5), nn.Linear(H, H)).float()
     model[2].weight = model[0].weight
@@ -799,7 +808,7 @@ def checkpointed(needs: bool = True) -> None:
 
 
 def offloaded() -> None:
-    """Every kind of model above, with what autograd saves in files."""
+    """Test every model of CASES, with the tensors that autograd saves in files."""
     offload = program("07_memory_and_performance/offload_activations").Offload
     for case in CASES.values():
         torch.manual_seed(0)
@@ -820,10 +829,10 @@ def offloaded() -> None:
 
 
 def beam_without_end() -> None:
-    """Every other model, of which no continuation may end; it is found by trying all."""
+    """Test a model whose continuations never end; compare with a search over all of them."""
     beam = program("09_inference/beam").beam
     torch.manual_seed(0)
-    table = torch.randn(V, V).log_softmax(-1)  # a bigram model, as logits
+    table = torch.randn(V, V).log_softmax(-1)  # the logits of a bigram model
     table[:, 0] = -torch.inf
     prompt = torch.tensor([3, 5])
     found, score = beam(lambda rows: table[rows], prompt, 3, V**2, end=0)
@@ -836,7 +845,7 @@ def beam_without_end() -> None:
 
 ONCE = "trying to differentiate twice a function that was marked|.* has no second derivative"
 WAIT = "call wait\\(\\) after each backward"
-OTHERS = {  # name: what is tried, and the beginning of the sentence if it is refused
+OTHERS = {  # name → the function, and the beginning of its error message or None
     "HookedDDP: two backwards": (backward_twice(hooked), WAIT),
     "BucketedDDP: two backwards": (backward_twice(bucketed), WAIT),
     "MiniFSDP: checkpoints": (checkpoints_and_units, None),
@@ -878,7 +887,7 @@ OTHERS = {  # name: what is tried, and the beginning of the sentence if it is re
         ".*affine",
     ),
 }
-ALONE = {  # likewise, tried by one rank
+ALONE = {  # the same for cases that need only one rank
     "MiniScaler": (scaler_of_two_optimizers, None),
     "StochasticAdam": (stochastic_adam, None),
     "StochasticAdam: fp32": (lambda: stochastic_adam(torch.float32), "StochasticAdam takes"),
@@ -911,7 +920,7 @@ OTHERS |= {f"{name}: twice": (partial(twice, name), ONCE) for name in ON_RANKS}
 ALONE |= {f"{name}: twice": (partial(twice, name), ONCE) for name in ALONE_TOO}
 
 
-# --- attention: at widths, lengths, dtypes and strides that its programs do not have -----------
+# --- attention: widths, lengths, dtypes and strides that the programs do not use --------------
 
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 0.01}
 
@@ -925,7 +934,7 @@ def near(found: list[torch.Tensor], truth: list[torch.Tensor], dtype: torch.dtyp
 def as_sdpa(
     attend: Callable, *q: int, keys: int, causal=False, kinds=tuple(TOLERANCES)
 ) -> None:
-    """Output and gradients for q [..., s, d], against SDPA in float64."""
+    """Compare output and gradients for q [..., s, d] with SDPA in float64."""
     *batch, s, d = q
     mask = torch.ones(s, keys, dtype=torch.bool).tril(keys - s) if causal else None
     for dtype in kinds:
@@ -939,7 +948,7 @@ def as_sdpa(
 
 
 def tiles_in_pytorch() -> None:
-    """So many keys that sums in bf16 would stand still; and more queries than keys."""
+    """Test so many keys that sums in bf16 would stop growing, and more queries than keys."""
     attend = program("10_flash_attention/tiled_attention").attention
     for causal in (False, True):
         as_sdpa(lambda *x, c=causal: attend(*x, c), 2, 20, 24, keys=2048, causal=causal)
@@ -964,7 +973,7 @@ def parts_of_keys() -> None:
 
 
 def triton_attention(q: int = 4, v: int = 32, change: Callable = torch.Tensor.float) -> None:
-    """Packed sequences with `q` heads and values `v` wide, in another than the default dtype."""
+    """Test packed sequences with `q` heads, values of width `v`, and a different dtype."""
     ours = program("10_flash_attention/triton_autograd")
     ours.FlashAttention.kernels = [
         program("10_flash_attention/triton_forward"),
@@ -984,7 +993,7 @@ def triton_attention(q: int = 4, v: int = 32, change: Callable = torch.Tensor.fl
 
 
 def zigzag_ring() -> None:
-    """By the kernel and by the definition in its place; q's last stride is not 1."""
+    """Test the kernel and the definition that replaces it; the last stride of q is not 1."""
     ring = program("10_flash_attention/ring_flash")
     rank, n = dist.get_rank(), dist.get_world_size()
 
@@ -1016,7 +1025,7 @@ def zigzag_of(queries: int, keys: int) -> None:
 
 
 def conjugates_twice() -> None:
-    """f and g of five programs: one gradient for two uses of f, and a penalty on gradients."""
+    """Test f and g of five programs: two uses of f add up, and a penalty on gradients works."""
     rank, n = dist.get_rank(), dist.get_world_size()
 
     def region(x, y, a, b, f=lambda x: x, g=lambda x: x) -> torch.Tensor:
@@ -1046,7 +1055,7 @@ def conjugates_twice() -> None:
 
 
 def tokens_twice() -> None:
-    """Likewise where tokens are cut, and for exchanges that undo one another."""
+    """Do the same for split tokens, and for exchanges that are inverse to each other."""
     rank, n = dist.get_rank(), dist.get_world_size()
     sequence = program("03_model_parallelism/sequence_parallel")
     counted = program("03_model_parallelism/activation_formula")
@@ -1100,7 +1109,7 @@ def attention_by_functions() -> None:
 
 
 def dropout_by_position() -> None:
-    """More keys than queries: each position has a number of its own."""
+    """Test more keys than queries; each position has its number."""
     ours = program("10_flash_attention/dropout_counter")
     q, k, v = (torch.randn(n, 24).requires_grad_() for n in (10, 100, 100))
     full = ours.keep(ours.SEED, torch.arange(10), torch.arange(100), 100)
@@ -1123,7 +1132,7 @@ def documents_and_zeros() -> None:
 
 
 def caches_of_others() -> None:
-    """A static cache of another length, a ring in another dtype, engines for another model."""
+    """Test a cache of a different length, a ring with a different dtype, and another model."""
     static = program("09_inference/static_cache").static
     q, k = torch.randn(2, 3, 1, 8), torch.randn(2, 3, 5, 8)
     keys = F.pad(k[:, :, :4], (0, 0, 0, 6))
@@ -1149,7 +1158,10 @@ def caches_of_others() -> None:
 
 
 def sampled_in_16_bits() -> None:
-    """top_p keeps what it keeps in fp64, and one at least; a penalty for a batch."""
+    """top_p must keep the same tokens as in fp64, and at least one.
+
+    A penalty works in batches.
+    """
     for ours in (
         program("09_inference/sampling"),
         program("09_inference/sampling_failures"),
@@ -1165,7 +1177,7 @@ def sampled_in_16_bits() -> None:
 
 
 def shards_of_others() -> None:
-    """Heads and experts of another number; a cache that is handed over in fp32."""
+    """Test different numbers of heads and experts, and a cache that is transferred in fp32."""
     rank, n = dist.get_rank(), dist.get_world_size()
     decode = program("09_inference/tensor_parallel_decode")
     with mock.patch.multiple(decode, HEADS=6 * n, HIDDEN=12 * n):
@@ -1187,7 +1199,7 @@ def shards_of_others() -> None:
     apart = program("09_inference/disaggregated")
     if n == 2:
         with torch.no_grad():
-            model = apart.CachedCharModel().float()  # of the same seed on both
+            model = apart.CachedCharModel().float()  # with the same seed on both sides
             answers, _ = apart.hand_over(model, [[1, 5, 2]])
             alone = apart.decode(model, *apart.prefill(model, [1, 5, 2]))
         assert answers == [alone] * rank
@@ -1206,7 +1218,7 @@ def checkpoint_elsewhere() -> None:
     apply(torch.tanh, True, torch.randn(2, 3, device="meta", requires_grad=True))
 
 
-RANKS = {  # name: what is tried on every rank, and the sentence that refuses it
+RANKS = {  # name → the function that every rank runs, and the beginning of its error message
     "ZigzagRing": (zigzag_ring, None),
     "ZigzagRing: half a chunk": (lambda: zigzag_of(5, 5), "q, k and v of a rank need"),
     "ZigzagRing: more keys": (lambda: zigzag_of(4, 8), "q, k and v of a rank need"),
@@ -1214,7 +1226,7 @@ RANKS = {  # name: what is tried on every rank, and the sentence that refuses it
     "GatherTokens, ScatterSum, AllToAll: twice": (tokens_twice, None),
     "shard, Travel, hand_over": (shards_of_others, None),
 }
-TENSORS = {  # likewise, tried by one rank
+TENSORS = {  # the same for cases that need only one rank
     "TiledAttention, Flash": (tiles_in_pytorch, None),
     "Part, merge": (parts_of_keys, None),
     "Checkpoint: another device": (
@@ -1241,10 +1253,10 @@ if importlib.util.find_spec("triton"):
 
 
 def cases() -> Iterator[tuple[str, Callable[[], None], str | None]]:
-    """What is tried, how, and the beginning of the sentence with which it is refused."""
+    """Yield the title and the function of each case, and the start of its error message."""
     for name, make in WAYS.items():
         for title, case in CASES.items():
-            refused = REFUSED.get((name, title))
+            refused = REJECTED.get((name, title))
             yield f"{name}: {title}", lambda m=make, c=case: compare(m, c), refused
     others = OTHERS | RANKS | (ALONE | TENSORS if dist.get_world_size() == 1 else {})
     for title, (attempt, refused) in others.items():
@@ -1252,7 +1264,7 @@ def cases() -> Iterator[tuple[str, Callable[[], None], str | None]]:
 
 
 def names(title: str) -> list[str]:
-    """The classes and functions that a title begins with."""
+    """Return the classes and functions at the beginning of a title."""
     return title.partition(":")[0].split(", ")
 
 
@@ -1263,7 +1275,7 @@ def refusing(sentence: str) -> Iterator[None]:
     except (RuntimeError, ValueError, TypeError) as error:
         assert re.match(sentence, str(error)), error
     else:
-        raise AssertionError("it was not refused")
+        raise AssertionError("the expected error was not raised")
 
 
 def main() -> None:

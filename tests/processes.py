@@ -1,6 +1,7 @@
-"""Waiting for events, and finding what a run has left behind.
+"""Helpers that wait for events and find the processes that a run has left behind.
 
-No test asks how fast a machine is: it waits until something has happened, and then looks.
+No test depends on the speed of a machine: it waits until an event has happened, and then
+checks.
 """
 
 from __future__ import annotations
@@ -23,24 +24,27 @@ from worldsize.execution.runner import as_in_a_terminal
 if TYPE_CHECKING:
     from worldsize.execution.prefork import Launcher
 
-HANG = 1800.0  # seconds: what has not come to its end by then hangs
-LEAVING = 60.0  # seconds that a process which is on its way out may still be seen
+HANG = 1800.0  # seconds after which a process counts as hanging
+EXIT_TIMEOUT = 60.0  # seconds that a process may need to end after a signal
 PYTEST = ["-m", "pytest"]
-LAUNCHER: list[Launcher | None] = [None]  # of the session; none where all starts as typed
+LAUNCHER: list[Launcher | None] = [None]  # the prefork launcher of the session, if it has one
 
 
 def until(event: Callable[[], object], process: Popen | None = None) -> None:
-    """Wait for an event; fail if it does not come, or the process that it is of ends before."""
+    """Wait for an event; fail if it does not happen, or if the process ends before it."""
     deadline = time.monotonic() + HANG
     while not event():
         over = process is not None and process.poll() is not None
-        assert event() or not over, f"it ended with status {process.returncode} before that"
-        assert time.monotonic() < deadline, "nothing happened"
+        assert event() or not over, f"it ended too early, with status {process.returncode}"
+        assert time.monotonic() < deadline, f"the event did not happen within {HANG} s"
         time.sleep(0.01)
 
 
-def carrying(mark: str, *, in_command: bool = False) -> dict[int, str]:
-    """The live processes with a mark in their variables (or their command): their commands."""
+def processes_with(mark: str, *, in_command: bool = False) -> dict[int, str]:
+    """Return the live processes with this mark in their variables, or in their command.
+
+    The result maps process IDs to commands.
+    """
     found = {}
     for entry in Path("/proc").glob("[0-9]*"):
         try:
@@ -54,29 +58,32 @@ def carrying(mark: str, *, in_command: bool = False) -> dict[int, str]:
 
 
 def left_behind(mark: str, *, in_command: bool = False) -> list[str]:
-    """The commands of those that are still there a while after all have been told to end."""
-    deadline = time.monotonic() + LEAVING
-    while (left := carrying(mark, in_command=in_command)) and time.monotonic() < deadline:
+    """Return the commands of marked processes that still run after all had time to end."""
+    deadline = time.monotonic() + EXIT_TIMEOUT
+    while (left := processes_with(mark, in_command=in_command)) and time.monotonic() < deadline:
         time.sleep(0.05)
     return list(left.values())
 
 
 def end(mark: str) -> None:
-    """Kill those that carry a mark."""
-    for pid in carrying(mark):
+    """Kill all processes with this mark in their variables."""
+    for pid in processes_with(mark):
         with contextlib.suppress(OSError):
             os.kill(pid, signal.SIGKILL)
 
 
-class Warm:
-    """A program that starts in a fork of a process with torch, as a `Popen` has one."""
+class ForkedProgram:
+    """A program that runs in a fork of a process with torch.
+
+    It has the interface of `Popen`.
+    """
 
     def __init__(
         self, launcher: Launcher, words: list[str], cwd: str | Path, env: dict[str, str]
     ) -> None:
         self.folder = Path(tempfile.mkdtemp())
-        self.said = self.folder / "out", self.folder / "err"
-        self.process = launcher.start_words(words, Path(cwd), env, *self.said)
+        self.outputs = self.folder / "out", self.folder / "err"
+        self.process = launcher.start_words(words, Path(cwd), env, *self.outputs)
 
     @property
     def returncode(self) -> int | None:
@@ -86,24 +93,24 @@ class Warm:
         self.process.join()
 
     def communicate(self, timeout: float) -> tuple[str, str]:
-        """What it has printed, once it has ended."""
+        """Return what the program printed, after it has ended."""
         self.process.join(timeout)
         if self.returncode is None:
             self.process.kill()
             raise subprocess.TimeoutExpired(f"process {self.process.pid}", timeout)
-        out, err = (path.read_text() if path.exists() else "" for path in self.said)
+        out, err = (path.read_text() if path.exists() else "" for path in self.outputs)
         shutil.rmtree(self.folder)
         return out, err
 
 
-def start(words: list[str], cwd: str | Path, env: dict[str, str]) -> Popen | Warm:
-    """Start `python …` or `torchrun …` with these variables, warm where commands do.
+def start(words: list[str], cwd: str | Path, env: dict[str, str]) -> Popen | ForkedProgram:
+    """Start `python …` or `torchrun …` with these variables.
 
-    What `python` starts warm is a file, or pytest.
+    If the session has a prefork launcher, torchrun, Python files and pytest run in a fork.
     """
-    begins = words[0] == "torchrun" or words[1].endswith(".py") or words[1:3] == PYTEST
-    if LAUNCHER[0] and begins:
-        return Warm(LAUNCHER[0], words, cwd, env)
+    can_fork = words[0] == "torchrun" or words[1].endswith(".py") or words[1:3] == PYTEST
+    if LAUNCHER[0] and can_fork:
+        return ForkedProgram(LAUNCHER[0], words, cwd, env)
     starts = {"python": [], "torchrun": ["-m", "torch.distributed.run"]}
     return Popen(
         [sys.executable, *starts[words[0]], *words[1:]],

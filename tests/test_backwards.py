@@ -1,4 +1,4 @@
-"""A backward that programs write by hand can be differentiated again, or says that it cannot."""
+"""Tests that hand-written backward methods support second derivatives or raise an error."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 INPUTS = ["snippets"]
-# what autograd knows makes up the backward of these, from inputs and outputs that are saved
+# autograd can differentiate the backward methods of these, because they only use saved tensors
 DIFFERENTIABLE = {
     "custom_function:Plain",
     "dispatcher:Double",
@@ -18,10 +18,11 @@ DIFFERENTIABLE = {
 }
 
 
-def test_a_second_derivative_is_right_or_raises() -> None:
-    """The others refuse create_graph, are marked with once_differentiable, or apply a function.
+def test_a_second_derivative_is_correct_or_raises_an_error() -> None:
+    """Check that every other backward method rejects create_graph or calls a function.
 
-    The mark raises an error in many cases. The programs that a page shows refuse in all cases.
+    The decorator once_differentiable raises an error in many cases. The programs that a page
+    shows raise an error in all cases.
     """
     silent = set()
     for path in (ROOT / "snippets").rglob("*.py"):

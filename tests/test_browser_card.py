@@ -1,4 +1,4 @@
-"""The reference card: one sheet of paper, every row linked, every example recomputed."""
+"""Tests of the reference card: it fits on one page, and every example is recomputed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 INPUTS = SITE
 CARD = Path(__file__).resolve().parent.parent / "docs" / "11_reference_card.md"
 
-# the card's model, Llama 3 70B, its GPU, and a message of 1 GB among eight ranks
+# the model of the card (Llama 3 70B), its GPU, and a message of 1 GB between eight ranks
 MODEL = {r"\Psi": 70e9, "L": 80, "h": 8192, "s": 8192, "a": 64, "b": 1, "g": 2}
 GPU = {"P": 989e12, "W": 3.35e12}
 PAPER = {r"\Psi": 7.5e9, "N": 64}  # ZeRO, Figure 1
@@ -27,19 +27,19 @@ RING_TIME = 2 * 7 * 10e-6 + 2 * 7 / 8 * 1e9 / 100e9
 
 
 def rows() -> dict[str, list[str]]:
-    """The cells of each row of the card, by the words of the first."""
+    """Return the cells of each row of the card, by the text of the first cell."""
     found = {}
     for line in CARD.read_text("utf-8").splitlines():
         cells = [cell.strip() for cell in line.strip("|").split(" | ")]
         if line.startswith("| ") and len(cells) >= 2:
             name = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", cells[0])
-            assert name not in found or name == "what", f"two rows are called {name}"
+            assert name not in found or name == "what", f"two rows have the name {name}"
             found[name] = cells
     return found
 
 
 def computed(tex: str, **values: float) -> float:
-    """The number that a formula of the card gives for the values of its letters."""
+    """Return the value of a formula of the card for these values of its letters."""
     for command, sign in ((r"\frac", "⅟"), (r"\sqrt", "√"), (r"\cdot", " "), (r"\,", " ")):
         tex = tex.replace(command, sign)
     tex = tex.replace(r"\lceil", "⌈").replace(r"\rceil", "⌉")
@@ -50,14 +50,14 @@ def computed(tex: str, **values: float) -> float:
         tex = re.sub(r"⅟\{([^{}]*)\}\{([^{}]*)\}", r"((\1)/(\2))", tex)
         tex = re.sub(r"√\{([^{}]*)\}", r"((\1)**0.5)", tex)
         tex = re.sub(r"\^\{([^{}]*)\}", r"**(\1)", tex)
-        assert tex != before, f"not understood: {tex}"
+        assert tex != before, f"this test cannot compute {tex}"
     tex = re.sub(r"⌈(.*)⌉", r"-(-(\1)//1)", tex)
     tex = re.sub(r"(?<=[\d)])\s*(?=\()|(?<=\))\s*(?=\d)", "*", tex)
-    assert not re.search(r"[^-+*/().\d\s]", tex), f"not understood: {tex}"
+    assert not re.search(r"[^-+*/().\d\s]", tex), f"this test cannot compute {tex}"
     return eval(tex)
 
 
-# of each row: values of its letters, a factor, and the form of each of its examples
+# for each row: the values of its letters, a factor, and the format of each example
 EXAMPLES = {
     "mixed precision, Adam": (PAPER, 1e-9, "{:.0f} GB"),
     "ZeRO-1": (PAPER, 1e-9, "{:.1f} GB"),
@@ -94,17 +94,17 @@ EXAMPLES = {
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_a_formula_gives_its_example(name: str) -> None:
+def test_a_formula_gives_the_number_of_its_example(name: str) -> None:
     values, factor, form = EXAMPLES[name]
-    _, cell, said = rows()[name]
+    _, cell, example = rows()[name]
     results = [computed(tex, **values) * factor for tex in re.findall(r"\$([^$]+)\$", cell)
                if all(letter in values for letter in re.findall(r"\\Psi|[A-Z]", tex))]  # fmt: skip
     expected = form.format(*results)
-    assert re.search(rf"(?<![\d.]){re.escape(expected)}(?![\d.])", said), (expected, said)
+    assert re.search(rf"(?<![\d.]){re.escape(expected)}(?![\d.])", example), (expected, example)
 
 
 @pytest.mark.parametrize("name", ["A100 SXM", "H100 SXM", "H200 SXM", "B200"])
-def test_a_ridge_is_one_division(name: str) -> None:
+def test_the_ridge_point_is_flops_divided_by_bandwidth(name: str) -> None:
     _, flops, _, bandwidth, ridge = rows()[name]
     assert ridge == f"{float(flops) * 1e3 / float(bandwidth):.0f}"
 
@@ -114,13 +114,13 @@ def test_every_formula_has_an_example_that_is_recomputed() -> None:
         for line in read(CARD).text(anchor).splitlines():
             if line.startswith("| ") and not line.startswith("| what"):
                 name = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", line.split(" | ")[0][2:])
-                assert name in EXAMPLES, f"nothing recomputes the example of {name}"
+                assert name in EXAMPLES, f"add {name} to EXAMPLES: no test recomputes it"
                 assert "](" in line or name == "the same, with stored scores", (
-                    f"no link: {name}"
+                    f"add a link to the row {name}"
                 )
 
 
-def test_formats() -> None:
+def test_formats_equal_those_of_torch() -> None:
     import torch
 
     for name, dtype in (
@@ -138,22 +138,22 @@ def test_formats() -> None:
     assert f"| {torch.finfo(torch.half).max:.0f} |" in text
 
 
-def test_reading_takes_as_long_as_the_list_says() -> None:
+def test_reading_times_equal_those_of_the_list() -> None:
     pytest.importorskip("mkdocs")
     from worldsize.site import references
 
     known = references.load((CARD.parent / "references.yml").read_text("utf-8"))
     minutes = {entry.url: entry.minutes for entry in known.entries}
-    said = re.findall(
+    listed = re.findall(
         r"\]\((https://[^)]+)\)[^|]*\| ([^|]+) \|$", CARD.read_text("utf-8"), re.M
     )
-    assert len(said) == 6
-    for url, time in said:
+    assert len(listed) == 6
+    for url, time in listed:
         assert references.duration(minutes[url]) == time, url
 
 
 def test_every_letter_of_a_formula_is_explained() -> None:
-    """In the card's first paragraph, or in the words of its own row."""
+    """The first paragraph of the card or the text of the row must name each letter."""
     text = CARD.read_text("utf-8")
     intro = text.split("{ .card-intro }")[0]
     for line in re.sub(r"`[^`]*`", "", text).splitlines():
@@ -181,25 +181,25 @@ def test_prints_on_one_page(card: Page, paper: str) -> None:
     assert len(re.findall(rb"/Type\s*/Page\b", printed)) == 1
 
 
-def hold_to_widths(page: Page) -> None:
+def assert_fits_the_screen(page: Page) -> None:
     for width in (390, 1440):
         page.set_viewport_size({"width": width, "height": 900})
         assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
 def test_fits_the_screen(card: Page) -> None:
-    hold_to_widths(card)
+    assert_fits_the_screen(card)
 
 
 @pytest.mark.parametrize("name", ["11_tools", "11_profiling_tools"])
 def test_the_tools_fit_the_screen(browser: Browser, site_url: str, name: str) -> None:
     page = browser.new_page()
     open_complete(page, f"{site_url}{name}/")
-    hold_to_widths(page)
+    assert_fits_the_screen(page)
     page.close()
 
 
-def test_nothing_of_the_card_is_out_of_sight_on_a_phone(card: Page) -> None:
+def test_the_tables_of_the_card_are_completely_visible_on_a_phone(card: Page) -> None:
     card.set_viewport_size({"width": 390, "height": 900})
     wide = card.locator(".reference-card table").evaluate_all(
         "tables => tables.map(table => table.getBoundingClientRect().right)"

@@ -1,4 +1,4 @@
-"""Checklists in a browser: by keyboard, without a script, and what the browser keeps of them."""
+"""Tests of the checklists in a browser: keyboard, stored ticks, and no JavaScript."""
 
 from __future__ import annotations
 
@@ -36,38 +36,40 @@ def ticked(page: Page) -> list[str]:
     return page.eval_on_selector_all(".checklist input:checked", "all => all.map(x => x.id)")
 
 
-def kept(page: Page) -> object:
+def read_storage(page: Page) -> object:
     return json.loads(page.evaluate(f"localStorage.getItem('{KEY}')"))
 
 
-def test_ticks_by_keyboard_and_keeps_them(context: BrowserContext, site_url: str) -> None:
+def test_ticks_are_set_by_keyboard_and_stored(context: BrowserContext, site_url: str) -> None:
     page = opened(context, site_url)
-    told = page.locator(".checklist-count")
+    count_text = page.locator(".checklist-count")
     clear = page.get_by_role("button", name="Clear these ticks")
-    assert told.inner_text() == "0 of 10 shown." and clear.is_disabled()
-    assert told.get_attribute("role") == "status"  # a screen reader says it
+    assert count_text.inner_text() == "0 of 10 shown." and clear.is_disabled()
+    assert count_text.get_attribute("role") == "status"  # a screen reader announces it
 
     page.focus(f"#{A}")
     page.keyboard.press("Space")
-    while page.evaluate("document.activeElement.id") != B:  # past the links of the first
+    while page.evaluate("document.activeElement.id") != B:  # skip the links of the first item
         page.keyboard.press("Tab")
     page.keyboard.press("Space")
-    assert ticked(page) == [A, B] and told.inner_text() == "2 of 10 shown."
+    assert ticked(page) == [A, B] and count_text.inner_text() == "2 of 10 shown."
 
     page.reload()
     page.wait_for_selector(".checklist[data-ready]")
-    assert ticked(page) == [A, B] and told.inner_text() == "2 of 10 shown."
+    assert ticked(page) == [A, B] and count_text.inner_text() == "2 of 10 shown."
 
     page.focus(f"#{A}")
     page.keyboard.press("Space")
-    assert kept(page) == {B: True}
+    assert read_storage(page) == {B: True}
     clear.focus()
     page.keyboard.press("Enter")
-    assert ticked(page) == [] and kept(page) == {} and clear.is_disabled()
-    assert page.evaluate("document.activeElement.id") == A  # focus is not lost with the button
+    assert ticked(page) == [] and read_storage(page) == {} and clear.is_disabled()
+    assert (
+        page.evaluate("document.activeElement.id") == A
+    )  # the focus moves away from the button
 
 
-def test_focus_can_be_seen(context: BrowserContext, site_url: str) -> None:
+def test_the_focus_is_visible(context: BrowserContext, site_url: str) -> None:
     page = opened(context, site_url)
     page.focus(f"#{A}")
     page.keyboard.press("Tab")
@@ -78,14 +80,14 @@ def test_focus_can_be_seen(context: BrowserContext, site_url: str) -> None:
     assert box["width"] >= 24 and box["height"] >= 24
 
 
-def test_what_it_cannot_read_breaks_nothing(context: BrowserContext, site_url: str) -> None:
+def test_invalid_stored_data_breaks_nothing(context: BrowserContext, site_url: str) -> None:
     page = opened(context, site_url)
     for stored in ("{", "null", "[1]", '"text"', json.dumps({A: "yes"})):
         page.evaluate("both => localStorage.setItem(...both)", [KEY, stored])
-        page.evaluate("dispatchEvent(new StorageEvent('storage', { key: null }))")  # read it
+        page.evaluate("dispatchEvent(new StorageEvent('storage', { key: null }))")  # reload it
         assert ticked(page) == [], stored
         page.check(f"#{B}")
-        assert kept(page)[B] is True, stored
+        assert read_storage(page)[B] is True, stored
         page.uncheck(f"#{B}")
     page.evaluate("both => localStorage.setItem(...both)", [KEY, "{"])
     page.reload()
@@ -93,7 +95,9 @@ def test_what_it_cannot_read_breaks_nothing(context: BrowserContext, site_url: s
     assert ticked(page) == [] and page.locator(".checklist-count").is_visible()
 
 
-def test_what_belongs_to_others_stays(context: BrowserContext, site_url: str) -> None:
+def test_stored_data_of_other_pages_is_not_changed(
+    context: BrowserContext, site_url: str
+) -> None:
     page = opened(context, site_url)
     page.evaluate(f"""localStorage.setItem('{KEY}', '{{"elsewhere": true, "{A}": true}}')""")
     page.reload()
@@ -101,19 +105,19 @@ def test_what_belongs_to_others_stays(context: BrowserContext, site_url: str) ->
     assert ticked(page) == [A]
     page.check(f"#{B}")
     page.get_by_role("button", name="Clear these ticks").click()
-    assert kept(page) == {"elsewhere": True}
+    assert read_storage(page) == {"elsewhere": True}
 
 
-def test_two_tabs_agree(context: BrowserContext, site_url: str) -> None:
+def test_two_tabs_show_the_same_ticks(context: BrowserContext, site_url: str) -> None:
     first, second = opened(context, site_url), opened(context, site_url)
     first.check(f"#{A}")
     second.wait_for_function(f"document.getElementById('{A}').checked")
     second.check(f"#{B}")
     first.wait_for_function(f"document.getElementById('{B}').checked")
-    assert kept(first) == {A: True, B: True}
+    assert read_storage(first) == {A: True, B: True}
 
 
-def test_a_window_that_keeps_nothing(context: BrowserContext, site_url: str) -> None:
+def test_a_window_without_storage_works(context: BrowserContext, site_url: str) -> None:
     context.add_init_script(
         "Object.defineProperty(window, 'localStorage',"
         " { get() { throw new DOMException('denied', 'SecurityError') } })"
@@ -128,7 +132,9 @@ def test_a_window_that_keeps_nothing(context: BrowserContext, site_url: str) -> 
     assert not [error for error in failed if "checklist" in error]
 
 
-def test_the_next_page_and_back(context: BrowserContext, site_url: str) -> None:
+def test_ticks_survive_going_to_another_page_and_back(
+    context: BrowserContext, site_url: str
+) -> None:
     page = opened(context, site_url)
     page.check(f"#{A}")
     page.locator(f".md-content a[href*='{TRACKS[2]}']").last.click()
@@ -143,7 +149,9 @@ def test_the_next_page_and_back(context: BrowserContext, site_url: str) -> None:
 
 
 @pytest.mark.parametrize("track", TRACKS)
-def test_without_javascript(browser: Browser, site_url: str, track: str) -> None:
+def test_the_page_is_usable_without_javascript(
+    browser: Browser, site_url: str, track: str
+) -> None:
     context = browser.new_context(java_script_enabled=False, color_scheme="dark")
     page = context.new_page()
     page.goto(f"{site_url}tracks/{track}/")
@@ -152,18 +160,18 @@ def test_without_javascript(browser: Browser, site_url: str, track: str) -> None
     for number in range(boxes.count()):
         assert not boxes.nth(number).is_checked()
         name = boxes.nth(number).get_attribute("id")
-        assert page.locator(f"label[for={name}]").count() == 1  # every box has its label
+        assert page.locator(f"label[for={name}]").count() == 1  # every box has a label
     assert page.locator(".track-path .track-stop a").count() >= 6
     assert page.locator(".track-overview table tr").count() >= 8
     context.close()
 
 
 @pytest.mark.parametrize("track", TRACKS)
-def test_fits_a_phone(browser: Browser, site_url: str, track: str) -> None:
+def test_the_page_fits_a_phone(browser: Browser, site_url: str, track: str) -> None:
     context = browser.new_context(viewport={"width": 390, "height": 844})
     page = opened(context, site_url, track)
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
-    cut = page.eval_on_selector_all(  # the way and the rows are read without scrolling sideways
+    cut = page.eval_on_selector_all(  # all rows must be readable without horizontal scrolling
         ".track-path p, .track-overview td, .track-rows td, .checklist li",
         "all => all.filter(x => x.getBoundingClientRect().right > 390).map(x => x.textContent)",
     )
@@ -186,7 +194,7 @@ def test_fits_a_phone(browser: Browser, site_url: str, track: str) -> None:
 
 
 def contrast(one: str, other: str) -> float:
-    """The ratio of WCAG for two colours as a browser computes them: `rgb(1, 2, 3)`."""
+    """Return the contrast ratio of WCAG for two computed colours such as `rgb(1, 2, 3)`."""
 
     def luminance(colour: str) -> float:
         parts = [int(part) / 255 for part in colour[colour.index("(") + 1 : -1].split(",")[:3]]

@@ -1,4 +1,4 @@
-"""The home page: light, true in its counts, and usable by keyboard, on a phone, without scripts."""
+"""Tests of the home page: size, counts, keyboard, phones, and browsers without JavaScript."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ INPUTS = ["README.md", *SITE]
 
 
 ASSETS = ROOT / "docs/assets"
-WEIGHT = 300_000  # bytes that the page loads, without those of the theme
+MAX_BYTES = 300_000  # that the page loads, without the files of the theme
 
 
 def module(name: str) -> ModuleType:
-    """A program of docs/assets/, which draws what the page shows."""
+    """Import a program of docs/assets/ that draws pictures of the page."""
     spec = importlib.util.spec_from_file_location(name, ASSETS / f"{name}.py")
     loaded = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(loaded)
@@ -35,14 +35,14 @@ def module(name: str) -> ModuleType:
 
 
 def article(site: Path) -> str:
-    """The words of the home page, without its frame and its code."""
+    """Return the text of the home page, without navigation and code."""
     html = (site / "index.html").read_text("utf-8")
     html = re.search(r"<article.*?</article>", html, re.DOTALL)[0]
     html = re.sub(r"<pre.*?</pre>", "", html, flags=re.DOTALL)
     return " ".join(re.sub(r"<[^>]+>", " ", html).split())
 
 
-def test_counts_are_those_of_the_repository(built_site: Path) -> None:
+def test_counts_equal_those_of_the_repository(built_site: Path) -> None:
     words = article(built_site)
     hidden = [p for p in (ROOT / "snippets").rglob("*.cpu.txt") if not p.name.startswith(".")]
     assert f" {len(hidden):,} programs that run on a CPU" in words
@@ -59,16 +59,16 @@ def test_counts_are_those_of_the_repository(built_site: Path) -> None:
     assert "{{" not in words
 
 
-def test_no_count_is_typed() -> None:
-    """A number before the name of what is counted would be wrong after the next program."""
+def test_no_count_is_written_by_hand() -> None:
+    """A number that is written by hand becomes wrong when a program is added."""
     number = r"\b(\d[\d,]*|[a-z]+ (hundred|thousand|dozen)) "
     what = r"(programs|transcripts|figures|failures|outputs|recorded)\b"
     for name in ("docs/index.md", "README.md"):
         assert not re.findall(number + what, (ROOT / name).read_text("utf-8"), re.I), name
 
 
-def test_every_page_of_the_book_is_linked() -> None:
-    """What is added to the navigation is on the home page too."""
+def test_every_page_of_the_navigation_is_linked() -> None:
+    """A page that is added to the navigation must also be linked on the home page."""
     nav = (ROOT / "mkdocs.yml").read_text("utf-8").partition("\nnav:\n")[2].partition("\n\n")[0]
     home = (ROOT / "docs/index.md").read_text("utf-8")
     pages = re.findall(r": (\S+\.(?:md|py))$", nav, re.M)
@@ -77,25 +77,25 @@ def test_every_page_of_the_book_is_linked() -> None:
     assert not missing, missing
 
 
-def test_what_nothing_counts_stops_the_build() -> None:
+def test_an_unknown_count_stops_the_build() -> None:
     assert re.fullmatch(r"\d+ labs", with_counts("{{ labs }} labs", ROOT))
     with pytest.raises(BookError, match=r"docs/index\.md: nothing counts 'stars'"):
         with_counts("{{ stars }} stars", ROOT)
 
 
-def test_the_page_is_short_and_light(browser: Browser, site_url: str) -> None:
+def test_the_page_is_short_and_small(browser: Browser, site_url: str) -> None:
     page = browser.new_page(viewport={"width": 1440, "height": 1000})
     loaded: dict[str, int] = {}
     page.on("response", lambda answer: loaded.update({answer.url: len(answer.body())}))
     open_complete(page, site_url)
     assert page.evaluate("document.querySelector('article').offsetHeight") < 3300
-    for picture in page.locator(".home-cards img").all():  # they load when they are needed
+    for picture in page.locator(".home-cards img").all():  # they load when they become visible
         picture.scroll_into_view_if_needed()
     page.wait_for_load_state("networkidle")
     assert sum("/assets/thumbnails/" in url for url in loaded) == 20
     theme = re.compile(r"/assets/(javascripts|stylesheets)/")
     weight = sum(size for url, size in loaded.items() if not theme.search(url))
-    assert weight < WEIGHT, loaded
+    assert weight < MAX_BYTES, loaded
     page.close()
 
 
@@ -111,10 +111,13 @@ BESIDE = [".home-animation .ring", ".home-pause", ".home-result pre"]
         (390, 844, FIRST_SCREEN),
     ],
 )
-def test_the_first_screen(
+def test_the_first_screen_shows_the_main_parts(
     browser: Browser, site_url: str, width: int, height: int, parts: list[str]
 ) -> None:
-    """A promise, the four doors, and at a desk the animation and a result, too."""
+    """They are a sentence and four links.
+
+    On a large screen, also the animation and a result.
+    """
     page = browser.new_page(
         viewport={"width": width, "height": height}, reduced_motion="no-preference"
     )
@@ -141,7 +144,7 @@ def test_the_first_screen(
     page.close()
 
 
-def test_the_pictures_are_as_drawn() -> None:
+def test_the_pictures_are_up_to_date() -> None:
     drawn = module("home").draw()
     assert (ASSETS / "home.svg").read_text("utf-8") == drawn, "python docs/assets/home.py"
     folder = ASSETS / "thumbnails"
@@ -153,7 +156,7 @@ def test_the_pictures_are_as_drawn() -> None:
 
 
 def visible(page: Page, seconds: float) -> list[str]:
-    """The words that the animation shows at a moment."""
+    """Return the words that the animation shows at a moment."""
     page.evaluate(
         """moment => {
             for (const each of document.getAnimations()) each.pause()
@@ -167,10 +170,10 @@ def visible(page: Page, seconds: float) -> list[str]:
 
 
 @pytest.mark.parametrize("scripts", [True, False])
-def test_the_animation_says_what_it_shows(
+def test_the_labels_of_the_animation_are_right(
     browser: Browser, site_url: str, scripts: bool
 ) -> None:
-    """Its labels name the ranks, the phase, the step and the bytes; it can be paused."""
+    """The labels name the ranks, the phase, the step and the bytes. The animation can pause."""
     home = module("home")
     page = browser.new_page(
         viewport={"width": 1280, "height": 720},
@@ -206,7 +209,9 @@ def test_the_animation_says_what_it_shows(
     page.close()
 
 
-def test_a_reader_who_wants_no_motion_sees_the_middle(browser: Browser, site_url: str) -> None:
+def test_reduced_motion_shows_the_middle_of_the_animation(
+    browser: Browser, site_url: str
+) -> None:
     page = browser.new_page(viewport={"width": 390, "height": 844}, reduced_motion="reduce")
     open_complete(page, site_url)
     assert page.evaluate("document.getAnimations().length") == 0
@@ -218,7 +223,9 @@ def test_a_reader_who_wants_no_motion_sees_the_middle(browser: Browser, site_url
 
 
 @pytest.mark.parametrize("scripts", [True, False])
-def test_a_phone_has_all_of_it(browser: Browser, site_url: str, scripts: bool) -> None:
+def test_the_page_is_complete_on_a_phone(
+    browser: Browser, site_url: str, scripts: bool
+) -> None:
     page = browser.new_page(viewport={"width": 390, "height": 800}, java_script_enabled=scripts)
     page.goto(site_url)
     for scheme in ("light", "dark"):
@@ -240,7 +247,7 @@ def test_a_phone_has_all_of_it(browser: Browser, site_url: str, scripts: bool) -
     page.close()
 
 
-def test_keyboard_reaches_the_first_chapter(browser: Browser, site_url: str) -> None:
+def test_the_keyboard_reaches_the_first_chapter(browser: Browser, site_url: str) -> None:
     page = browser.new_page(viewport={"width": 1440, "height": 1000})
     open_complete(page, site_url)
     for _ in range(80):

@@ -1,4 +1,4 @@
-"""The instruments: the same numbers as the programs, by keyboard alone, and still without a script."""
+"""Tests of the instruments: they compute the numbers of the programs, and work by keyboard."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [page.read_text("utf-8") for page in (ROOT / "docs/instruments").glob("*.md")]
 SHOWN = {name for page in PAGES for name in re.findall(r'--8<-- "(snippets/[^":]+)', page)}
-# what an instrument's page and its numbers are made of: most programs of the book change neither
+# the files that determine an instrument's page and numbers: most programs change neither
 INPUTS = [
     "src", "docs/assets", "docs/instruments", "mkdocs.yml", "overrides", "snippets/planner",
     "snippets/03_model_parallelism/schedules.py", "snippets/06_gpu_computing/roofline.py",
@@ -49,7 +49,7 @@ NAMES = list(PROGRAMS)
 
 
 def program(name: str) -> ModuleType:
-    """The program whose numbers an instrument shows, or one of another path."""
+    """Import the program of an instrument, or a program at a given path."""
     path = ROOT / "snippets" / PROGRAMS.get(name, name)
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
@@ -59,7 +59,7 @@ def program(name: str) -> ModuleType:
 
 @pytest.fixture(scope="module")
 def tab(browser: Browser) -> Iterator[Page]:
-    """A tab for all these tests: nothing outlives a load, and a new one costs three loads."""
+    """Yield one tab for all tests, because a new tab costs the time of three page loads."""
     context = browser.new_context(permissions=["clipboard-read", "clipboard-write"])
     yield context.new_page()
     context.close()
@@ -74,7 +74,7 @@ def page(tab: Page) -> Iterator[Page]:
     }
     for event, listener in says.items():
         tab.on(event, listener)
-    look(tab)
+    set_view(tab)
     yield tab
     for event, listener in says.items():
         tab.remove_listener(event, listener)
@@ -82,8 +82,10 @@ def page(tab: Page) -> Iterator[Page]:
     assert not failed
 
 
-def look(page: Page, width: int = 600, colours: str = "light", media: str = "screen") -> None:
-    """Set how a page is seen; the smaller the window, the less is painted after each key."""
+def set_view(
+    page: Page, width: int = 600, colours: str = "light", media: str = "screen"
+) -> None:
+    """Set the window and the media; a smaller window needs less painting after each key."""
     page.set_viewport_size({"width": width, "height": 900})
     page.emulate_media(color_scheme=colours, media=media)
 
@@ -91,16 +93,17 @@ def look(page: Page, width: int = 600, colours: str = "light", media: str = "scr
 def opened(page: Page, site_url: str, name: str, query: str = "") -> Page:
     page.goto(f"{site_url}instruments/{name}/{query}")
     page.wait_for_selector(f"#{name}[data-ready]")
-    return settled(page, name)
+    return wait_for_answer(page, name)
 
 
-def settled(page: Page, name: str) -> Page:
-    """The page when its worker, if it has one, has answered."""
+def wait_for_answer(page: Page, name: str) -> Page:
+    """Wait until the worker of the page, if it has one, has answered."""
     page.wait_for_selector(f"#{name}:not([aria-busy])")
     return page
 
 
-# As text: Playwright takes longer over values than the module over the answers.
+# The answers return as text, because Playwright converts values more slowly than the module
+# computes them.
 ANSWERS = """async ([url, name, cases]) => {
   const module = await import(url)
   return JSON.stringify(JSON.parse(cases).map(each => module[name](...each)), (_, value) => {
@@ -111,16 +114,16 @@ ANSWERS = """async ([url, name, cases]) => {
 
 
 def in_javascript(page: Page, site_url: str, name: str, function: str, cases: list) -> list:
-    """What the module of an instrument answers, case by case."""
+    """Return the results of a function of an instrument's module for all cases."""
     url = f"{site_url}assets/instruments/{name}.js"
     if page.url != url:
         page.route("**/favicon.ico", lambda route: route.fulfill(status=204))
-        page.goto(url)  # a page of the same origin, with nothing to draw
+        page.goto(url)  # a page of the same origin that draws nothing
     answers = page.evaluate(ANSWERS, [url, function, json.dumps(cases, allow_nan=False)])
     return json.loads(answers)
 
 
-def test_number_formats_agree(page: Page, site_url: str) -> None:
+def test_number_formats_equal_those_of_the_program(page: Page, site_url: str) -> None:
     formats, random = program("formats"), Random(0)
     ends = [
         "0",
@@ -140,7 +143,7 @@ def test_number_formats_agree(page: Page, site_url: str) -> None:
         kind = random.random()
         if kind < 0.2:
             number = hex(random.getrandbits(32))
-        elif kind < 0.4:  # ties, of some format
+        elif kind < 0.4:  # numbers in the middle between two numbers of a format
             number = str(random.randrange(4096) / 2 ** random.randrange(-8, 24))
         else:
             number = (
@@ -153,13 +156,15 @@ def test_number_formats_agree(page: Page, site_url: str) -> None:
         ]
         scale *= name not in formats.BLOCKS
         cases.append([number, name, scale, 2 ** random.choice([0, 1, 4, 7, 8, 12]), rest])
-    for case, said in zip(
+    for case, answer in zip(
         cases, in_javascript(page, site_url, "formats", "facts", cases), strict=True
     ):
-        assert said == formats.facts(*case), case
+        assert answer == formats.facts(*case), case
 
 
-def test_rooflines_agree(page: Page, site_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rooflines_equal_those_of_the_program(
+    page: Page, site_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.syspath_prepend(ROOT / "snippets" / "planner")
     roofs, random = program("roofline"), Random(0)
     names = list(roofs.points(roofs.MODELS["llama-3-8b"], 1, 1, 1, 1))
@@ -171,13 +176,13 @@ def test_rooflines_agree(page: Page, site_url: str, monkeypatch: pytest.MonkeyPa
         ]
         for _ in range(500)
     ]
-    for case, said in zip(
+    for case, answer in zip(
         cases, in_javascript(page, site_url, "roofline", "facts", cases), strict=True
     ):
-        assert said == roofs.facts(*case), case
+        assert answer == roofs.facts(*case), case
 
 
-def test_points_are_those_of_the_chapters(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_points_equal_those_of_the_chapters(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("matplotlib")
     monkeypatch.syspath_prepend(ROOT / "snippets" / "planner")
     roofs, kernels = program("roofline"), program("06_gpu_computing/roofline.py").operations()
@@ -192,10 +197,11 @@ def test_points_are_those_of_the_chapters(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize(
-    "name, held, control", [("roofline", "decode", "batch"), ("schedules", "rank-2", "rank-2")]
+    "name, element, control",
+    [("roofline", "decode", "batch"), ("schedules", "rank-2", "rank-2")],
 )
-def test_what_is_dragged_moves_its_control(
-    page: Page, site_url: str, name: str, held: str, control: str
+def test_dragging_an_element_moves_its_control(
+    page: Page, site_url: str, name: str, element: str, control: str
 ) -> None:
     opened(page, site_url, name)
     touch = page.context.new_cdp_session(page)
@@ -205,7 +211,7 @@ def test_what_is_dragged_moves_its_control(
 
     slider = page.locator(f"#{name}-{control}")
     for by in ("mouse", "finger"):
-        box = page.locator(f'#{name} svg [data-drag="{held}"]').bounding_box()
+        box = page.locator(f'#{name} svg [data-drag="{element}"]').bounding_box()
         before = int(slider.input_value())
         x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
         if by == "mouse":
@@ -220,11 +226,11 @@ def test_what_is_dragged_moves_its_control(
             finger("End")
         after = int(slider.input_value())
         assert after > before if by == "mouse" else after <= before - 2, (by, before, after)
-        page.mouse.move(x, y)  # let go, it stays
+        page.mouse.move(x, y)  # after the release, it stays
         assert int(slider.input_value()) == after
 
 
-def test_collectives_agree(page: Page, site_url: str) -> None:
+def test_collectives_equal_those_of_the_program(page: Page, site_url: str) -> None:
     steps = program("collective")
     every, cases, random = [], [], Random(0)
     for n, collective, algorithm in itertools.product(
@@ -247,28 +253,33 @@ def test_collectives_agree(page: Page, site_url: str) -> None:
     plans = in_javascript(page, site_url, "collective", "plan", every)
     for case, plan in zip(every, plans, strict=True):
         assert [[tuple(m) for m in step] for step in plan] == steps.plan(*case), case
-    for case, said in zip(
+    for case, answer in zip(
         cases, in_javascript(page, site_url, "collective", "facts", cases), strict=True
     ):
-        assert said == json.loads(json.dumps(steps.facts(*case))), case
+        assert answer == json.loads(json.dumps(steps.facts(*case))), case
 
 
-def test_links_that_nobody_takes_have_no_controls(page: Page, site_url: str) -> None:
-    for node, links, said in ((8, "inside", "inside a node"), (1, "between", "8 MiB, between")):
+def test_controls_of_unused_links_are_hidden(page: Page, site_url: str) -> None:
+    for node, links, message in (
+        (8, "inside", "inside a node"),
+        (1, "between", "8 MiB, between"),
+    ):
         opened(page, site_url, "collective", f"?node={node}")
         for where, prefix in (("inside", ""), ("between", "far-")):
             for each in ("alpha", "rate"):
                 control = page.locator(f"#collective-{prefix}{each}")
                 assert control.is_visible() == (where == links), (node, where, each)
-        assert said in page.inner_text("#collective [role=status]")
+        assert message in page.inner_text("#collective [role=status]")
     opened(page, site_url, "collective", "?node=4")
     assert page.locator("#collective-alpha").is_visible()
     assert page.locator("#collective-far-alpha").is_visible()
-    said = page.inner_text("#collective [role=status]")
-    assert "8 messages of 8 MiB, 2 of them between nodes." in said
+    message = page.inner_text("#collective [role=status]")
+    assert "8 messages of 8 MiB, 2 of them between nodes." in message
 
 
-def test_schedules_agree(page: Page, site_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_schedules_equal_those_of_the_program(
+    page: Page, site_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("matplotlib")
     monkeypatch.syspath_prepend(ROOT / "snippets" / "03_model_parallelism")
     times, random, cases = program("schedules"), Random(0), []
@@ -284,13 +295,13 @@ def test_schedules_agree(page: Page, site_url: str, monkeypatch: pytest.MonkeyPa
     answers = in_javascript(page, site_url, "schedules", "timeline", some)
     for case, spans in zip(some, answers, strict=True):
         assert spans == json.loads(json.dumps(times.timeline(*case))), case
-    for case, said in zip(
+    for case, answer in zip(
         cases, in_javascript(page, site_url, "schedules", "facts", cases), strict=True
     ):
-        assert said == times.facts(*case), case
+        assert answer == times.facts(*case), case
 
 
-def test_serving_agrees(page: Page, site_url: str) -> None:
+def test_serving_equals_the_program(page: Page, site_url: str) -> None:
     load, random, cases = program("serving"), Random(0), []
     while len(cases) < 400:
         prompt, answer = random.choice([20, 50, 100, 300]), random.choice([5, 10, 20, 40])
@@ -308,11 +319,11 @@ def test_serving_agrees(page: Page, site_url: str) -> None:
         others = {settings["rate"], *([] if len(cases) % 10 else load.LOADS)}
         cases.append([settings, sorted(others)])
     answers = in_javascript(page, site_url, "serving", "facts", cases)
-    for case, said in zip(cases, answers, strict=True):
-        assert said == load.facts(*case), case
+    for case, answer in zip(cases, answers, strict=True):
+        assert answer == load.facts(*case), case
 
 
-def test_tiles_agree(page: Page, site_url: str) -> None:
+def test_tiles_equal_those_of_the_program(page: Page, site_url: str) -> None:
     tiles, random, cases = program("attention"), Random(0), []
     while len(cases) < 400:
         length = random.choice([random.randint(1, 300), 512, 1024])
@@ -326,12 +337,15 @@ def test_tiles_agree(page: Page, site_url: str) -> None:
         settings["step"] = random.randint(1, len(tiles.tiles(settings)))
         cases.append([settings])
     answers = in_javascript(page, site_url, "attention", "facts", cases)
-    for case, said in zip(cases, answers, strict=True):
-        assert said == tiles.facts(*case), case
+    for case, answer in zip(cases, answers, strict=True):
+        assert answer == tiles.facts(*case), case
 
 
 def random_layout(random: Random, shape: dict) -> dict:
-    """Any layout that the planner's rules allow for a shape, and many that they do not."""
+    """Return a random layout.
+
+    The planner allows some of them for this shape, and rejects many.
+    """
     layout = {name: 2 ** random.randrange(4) for name in ("dp", "pp", "tp", "cp", "virtual")}
     layout["ep"] = random.choice([1, math.gcd(layout["dp"], shape["experts"])])
     layout |= {"micro_batch": 2 ** random.randrange(3), "micro_batches": random.randint(1, 12)}
@@ -353,7 +367,9 @@ def random_shape(random: Random) -> dict:
     }  # fmt: skip
 
 
-def test_memory_agrees(page: Page, site_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_equals_the_program(
+    page: Page, site_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.syspath_prepend(ROOT / "snippets/planner")
     memory, plan, random, cases = (
         program("memory"),
@@ -369,20 +385,20 @@ def test_memory_agrees(page: Page, site_url: str, monkeypatch: pytest.MonkeyPatc
         if plan.why_not(plan.Shape(**shape), plan.Layout(**layout), 1024):
             continue
         gpu = dataclasses.asdict(plan.the_gpu(random.choice(["h100", "rtx4090", "gb200"])))
-        if not real:  # as small as the shape, so that some fit and some do not
+        if not real:  # a memory as small as the shape, so that some layouts fit and some do not
             gpu["memory"] = 2.0 ** random.uniform(28, 34)
         cases.append([shape, layout, 2 ** random.randint(10, 13), gpu])
     for function, some in (("facts", cases), ("compared", cases[:1] + cases[1::20])):
         answers = in_javascript(page, site_url, "memory", function, some)
-        for case, said in zip(some, answers, strict=True):
+        for case, answer in zip(some, answers, strict=True):
             shape, layout, sequence, gpu = case
             command_line = plan.Shape(**shape), plan.Layout(**layout), sequence, plan.Gpu(**gpu)
-            assert said == getattr(memory, function)(*command_line), case
+            assert answer == getattr(memory, function)(*command_line), case
 
 
-def as_printed(said: dict) -> list[str]:
-    """The lines of plan.py from what the page's search answers."""
-    rows, count = said["rows"], said["count"]
+def printed_lines(answer: dict) -> list[str]:
+    """Return the lines that plan.py would print, from the answer of the page's search."""
+    rows, count = answer["rows"], answer["count"]
     lines = [f"none of {count} layouts fits"]
     if rows:
         lines[0] = f"{len(rows)} of {count} layouts, fastest first; GiB of the fullest stage"
@@ -393,13 +409,13 @@ def as_printed(said: dict) -> list[str]:
         )
         lines[-1] += f"  bubble {bubble:>3} {gib:>10}"
     lines += ["the first:"] * bool(rows)
-    lines += [f"{x}{' ' if ' over ' in x else ': '}{y}" for x, y in said["first"]]
-    if said["nearest"]:
+    lines += [f"{x}{' ' if ' over ' in x else ': '}{y}" for x, y in answer["first"]]
+    if answer["nearest"]:
         lines.append("faster, but they do not fit; the nearest:" if rows else "the nearest:")
-    return lines + [f"  {line}" for line in said["nearest"]]
+    return lines + [f"  {line}" for line in answer["nearest"]]
 
 
-def test_plans_agree(
+def test_plans_equal_those_of_the_program(
     page: Page, site_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     monkeypatch.syspath_prepend(ROOT / "snippets/planner")
@@ -421,7 +437,7 @@ def test_plans_agree(
         )  # fmt: skip
         try:
             plan.report(shape, args, gpu)
-        except SystemExit:  # no layout shares so many sequences
+        except SystemExit:  # no layout can split so many sequences
             continue
         finally:
             text = capsys.readouterr().out
@@ -430,10 +446,10 @@ def test_plans_agree(
         cases.append(given)
     answers = in_javascript(page, site_url, "planner", "plan", cases)
     launches, wanted = [], []
-    for case, said, text in zip(cases, answers, printed, strict=True):
-        assert as_printed(said) == text, case
+    for case, answer, text in zip(cases, answers, printed, strict=True):
+        assert printed_lines(answer) == text, case
         shape, _, sequence, _, gpu, _ = case
-        for row in said["rows"]:
+        for row in answer["rows"]:
             target = random.choice(["megatron", "torchtitan", "deepspeed", "fsdp"])
             model = random.choice(["llama-3-8b", "llama-3-70b", "llama-3-405b", "80B"])
             launches.append([target, model, shape, row["layout"], sequence, gpu, row["name"]])
@@ -443,9 +459,9 @@ def test_plans_agree(
     assert in_javascript(page, site_url, "launch", "launch", launches) == wanted
 
 
-# Of a control: whether it has the focus and is to be seen, its kind and what is spoken of it; the
-# address of the page and what it says.
-AS_IT_IS = """each => [
+# For the focused control: whether it is visible, its kind, and the text that a screen reader
+# speaks. For the page: its address and its status message.
+CONTROL_STATE = """each => [
   each === document.activeElement, each.checkVisibility(), each.type,
   each.getAttribute("aria-valuetext"), location.href,
   each.closest(".instrument").querySelector("[role=status]").innerText,
@@ -453,17 +469,17 @@ AS_IT_IS = """each => [
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_by_keyboard_alone(page: Page, site_url: str, name: str) -> None:
+def test_every_control_works_by_keyboard(page: Page, site_url: str, name: str) -> None:
     opened(page, site_url, name)
     press, status = page.keyboard.press, page.locator(f"#{name} [role=status]")
     controls = page.locator(f"#{name} :is(input, select, button)")
     controls.first.focus()
     for at in itertools.count():
-        if at >= controls.count():  # what is pressed may bring more, or take some away
+        if at >= controls.count():  # a pressed button can add or remove controls
             break
         control = controls.nth(at)
-        focused, shown, kind, spoken, before, said = control.evaluate(AS_IT_IS)
-        if not focused:  # there is nothing to choose
+        focused, shown, kind, spoken, before, message = control.evaluate(CONTROL_STATE)
+        if not focused:  # a control without a choice cannot get the focus
             assert control.is_disabled() and not shown, control
             continue
         if kind == "range":
@@ -477,28 +493,28 @@ def test_by_keyboard_alone(page: Page, site_url: str, name: str) -> None:
             page.keyboard.type("5")
         else:
             press("Enter")
-        settled(page, name)
-        if kind != "button":  # what is shown is in the address
+        wait_for_answer(page, name)
+        if kind != "button":  # the address contains the settings
             page.wait_for_function("old => location.href !== old", arg=before)
-        elif control.count() and control.inner_text() == "Stop":  # it plays
+        elif control.count() and control.inner_text() == "Stop":  # an animation is running
             page.wait_for_function(
-                "([s, old]) => s.textContent !== old", arg=[status.element_handle(), said]
+                "([s, old]) => s.textContent !== old", arg=[status.element_handle(), message]
             )
             press("Enter")
             assert control.inner_text() == "Play"
         press("Tab")
-    page.wait_for_function("location.search === ''")  # the last one starts again
+    page.wait_for_function("location.search === ''")  # the last button resets everything
     assert page.locator(f"#{name} svg").get_attribute("aria-label")
 
 
-# An instrument as each of these addresses shows it: the link that it offers, and its facts. It
-# begins anew in the same page, which takes a tenth of a load.
-BEGUN = """async ([name, queries]) => {
+# For each address: the link that the instrument offers, and its facts. The instrument restarts
+# in the same page, which needs a tenth of the time of a page load.
+STATES = """async ([name, queries]) => {
   const text = await (await fetch(location.pathname)).text()
   const first = new DOMParser().parseFromString(text, "text/html").getElementById(name)
   const { src } = document.querySelector(`script[src*="/${name}.js"]`)
   const go = History.prototype.replaceState.bind(history)
-  history.replaceState = () => {} // the one before may still write its address
+  history.replaceState = () => {} // the previous instrument may still change the address
   const shown = []
   for (const [i, query] of queries.entries()) {
     const place = first.cloneNode(true)
@@ -515,14 +531,14 @@ BEGUN = """async ([name, queries]) => {
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_link_and_a_command_say_the_same(
+def test_a_link_and_a_command_give_the_same_numbers(
     page: Page, site_url: str, tmp_path: Path, name: str
 ) -> None:
     opened(page, site_url, name)
     for each in page.locator(f"#{name} :is(input, select)").all():
         if each.is_enabled():
             each.press("ArrowRight")
-    settled(page, name)
+    wait_for_answer(page, name)
     copied = {}
     for button in ("Copy link", "Copy as Python"):
         page.get_by_role("button", name=button).click()
@@ -533,7 +549,7 @@ def test_a_link_and_a_command_say_the_same(
         page.locator(f"#{name} [role=status]").evaluate("each => { each.textContent = '' }")
     shown = page.inner_text(f"#{name} .instrument-facts")
     query = copied["Copy link"].partition("?")[2]
-    assert page.evaluate(BEGUN, [name, [query]])[0][1] == shown
+    assert page.evaluate(STATES, [name, [query]])[0][1] == shown
     _, _, *arguments = shlex.split(copied["Copy as Python"])
     ran = subprocess.run(
         [sys.executable, ROOT / "snippets" / PROGRAMS[name], *arguments],
@@ -545,7 +561,9 @@ def test_a_link_and_a_command_say_the_same(
 
 
 @pytest.mark.inputs(*SITE)
-def test_links_show_what_they_ask_for(page: Page, site_url: str, built_site: Path) -> None:
+def test_links_show_the_settings_in_their_address(
+    page: Page, site_url: str, built_site: Path
+) -> None:
     links: dict[str, set[str]] = {}
     for file in built_site.rglob("index.html"):
         for link in re.finditer(
@@ -554,23 +572,25 @@ def test_links_show_what_they_ask_for(page: Page, site_url: str, built_site: Pat
             links.setdefault(link[1] or file.parent.name, set()).add(html.unescape(link[2]))
     assert len(links) > 5
     for name, queries in sorted(links.items()):
-        shown = opened(page, site_url, name).evaluate(BEGUN, [name, sorted(queries)])
+        shown = opened(page, site_url, name).evaluate(STATES, [name, sorted(queries)])
         for query, (link, _) in zip(sorted(queries), shown, strict=True):
             assert set(parse_qsl(query)) <= set(parse_qsl(urlsplit(link).query)), (name, query)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_nonsense_in_the_address_is_the_beginning(page: Page, site_url: str, name: str) -> None:
+def test_invalid_addresses_show_the_default_settings(
+    page: Page, site_url: str, name: str
+) -> None:
     shown = opened(page, site_url, name).inner_text(f"#{name} .instrument-facts")
     names = page.locator(f"#{name} :is(input, select)").evaluate_all(
         f"all => all.map(each => each.id.slice({len(name) + 1}))"
     )
     query = "&".join(f"{each}=no" for each in names)
-    assert page.evaluate(BEGUN, [name, [query]])[0][1] == shown
+    assert page.evaluate(STATES, [name, [query]])[0][1] == shown
 
 
-# How far what a page shows has moved while it loaded.
-MOVED = """() => new Promise(resolve => {
+# Returns by how much the visible content has moved while the page loaded.
+LAYOUT_SHIFT = """() => new Promise(resolve => {
   let moved = 0
   const observer = new PerformanceObserver(list => {
     moved += list.getEntriesByType("layout-shift").reduce((sum, each) => sum + each.value, 0)
@@ -579,7 +599,7 @@ MOVED = """() => new Promise(resolve => {
   for (const type of ["layout-shift", "navigation"]) observer.observe({type, buffered: true})
 })"""
 
-# The pairs of words in a drawing of which one lies over the other.
+# Returns the pairs of words in a drawing that overlap.
 OVERLAPPING = """svg => {
   const words = [...svg.querySelectorAll("text")].filter(each => each.textContent.trim())
   const boxes = words.map(each => each.getBoundingClientRect())
@@ -590,8 +610,8 @@ OVERLAPPING = """svg => {
 }"""
 
 
-# How far the page reaches with each control in turn at an end, and all before it.
-AT_THE_END = """controls => controls.map(each => {
+# Returns the width of the page, with each control in turn at its maximum.
+WIDTH_AT_MAXIMUM = """controls => controls.map(each => {
   if (!each.disabled) {
     if (each.type === "range") each.value = each.max
     else each.selectedIndex = 0
@@ -603,28 +623,28 @@ AT_THE_END = """controls => controls.map(each => {
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("width", [390, 1440])
-def test_fits_moves_nothing_and_prints(
+def test_the_page_fits_is_stable_and_prints(
     page: Page, site_url: str, name: str, width: int
 ) -> None:
-    look(page, width, "dark" if width == 390 else "light")  # which no box depends on
+    set_view(page, width, "dark" if width == 390 else "light")  # the scheme changes no box
     opened(page, site_url, name)
     page.wait_for_load_state("networkidle")
-    assert page.evaluate(MOVED) < 0.02
+    assert page.evaluate(LAYOUT_SHIFT) < 0.02
     drawing = page.locator(f"#{name} svg")
     assert drawing.evaluate(OVERLAPPING) == []
     controls = page.locator(f"#{name} :is(select, input[type=range])")
-    assert max(controls.evaluate_all(AT_THE_END)) <= width
-    settled(page, name)
+    assert max(controls.evaluate_all(WIDTH_AT_MAXIMUM)) <= width
+    wait_for_answer(page, name)
     assert drawing.evaluate(OVERLAPPING) == []
     assert page.evaluate("document.documentElement.scrollWidth") <= width
 
     on_paper = f"#{name} :is(img, .transcript)"
     assert not page.locator(on_paper).is_visible()
-    look(page, width, media="print")
+    set_view(page, width, media="print")
     assert drawing.is_visible() and not page.locator(f"#{name} input").first.is_visible()
 
 
-def test_without_javascript(browser: Browser, site_url: str) -> None:
+def test_instruments_are_usable_without_javascript(browser: Browser, site_url: str) -> None:
     page = browser.new_page(java_script_enabled=False)
     for name in NAMES:
         page.goto(f"{site_url}instruments/{name}/")
@@ -636,7 +656,7 @@ def test_without_javascript(browser: Browser, site_url: str) -> None:
 
 
 @pytest.mark.inputs(*SITE)
-def test_other_pages_load_none_of_it(built_site: Path) -> None:
+def test_other_pages_load_no_instrument(built_site: Path) -> None:
     with_script = {
         page.parent.name
         for page in built_site.rglob("index.html")
@@ -647,7 +667,7 @@ def test_other_pages_load_none_of_it(built_site: Path) -> None:
     for name in NAMES:
         loaded = [name]
         for each in loaded:
-            text = files[each].read_text("utf-8")  # what is imported later is not counted
+            text = files[each].read_text("utf-8")  # later imports are not counted
             named = re.findall(r'(?:from |URL\()"(?:./)?(\w+)\.js"', text)
             loaded += [other for other in named if other not in loaded]
         assert sum(files[each].stat().st_size for each in loaded) < 40_000, loaded

@@ -1,4 +1,4 @@
-"""Pages in a browser: nothing fails, nothing is asked of another host, and nothing overflows."""
+"""Tests of pages in a browser: no errors, no requests to other hosts, and no overflow."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 INPUTS = SITE
 
 
-def test_home_page(browser: Browser, site_url: str) -> None:
+def test_the_home_page_loads_without_errors(browser: Browser, site_url: str) -> None:
     page = browser.new_page()
-    asked, failed = [], []
-    page.on("request", lambda request: asked.append(request.url))
+    requests, failed = [], []
+    page.on("request", lambda request: requests.append(request.url))
     page.on("console", lambda message: failed.append(message.text))
     page.on("pageerror", lambda error: failed.append(str(error)))
     open_complete(page, site_url)
     for width in (390, 1440):
         page.set_viewport_size({"width": width, "height": 900})
         assert page.evaluate("document.documentElement.scrollWidth") <= width
-    assert not [url for url in asked if not url.startswith((site_url, "data:"))]
+    assert not [url for url in requests if not url.startswith((site_url, "data:"))]
     assert not failed
     page.close()
 
@@ -47,7 +47,7 @@ def test_a_letter_opens_the_glossary_at_its_terms(
     page.keyboard.press("Enter")
     page.locator("#terms-q").wait_for(state="visible")
     link = page.locator('details.terms a[href$="#quantization"]')
-    link.click(trial=True)  # scrolls to it, and waits until it is still
+    link.click(trial=True)  # scroll to it, and wait until the scrolling ends
     box = link.bounding_box()
     assert box["x"] >= 0 and box["x"] + box["width"] <= 390
     link.click()
@@ -60,13 +60,13 @@ def test_tabs_are_not_wider_than_a_window_with_a_scrollbar(
 ) -> None:
     page = browser.new_page(viewport={"width": 390, "height": 800})
     page.goto(f"{site_url}setup/")
-    page.add_style_tag(content="body { width: 378px }")  # what a scrollbar of 12 px leaves
+    page.add_style_tag(content="body { width: 378px }")  # the width next to a 12 px scrollbar
     right = "all => all.map(each => each.getBoundingClientRect().right)"
     assert max(page.locator("article > .tabbed-set > *").evaluate_all(right)) <= 378
     page.close()
 
 
-def test_a_jump_within_a_page_forgets_nothing(browser: Browser, site_url: str) -> None:
+def test_a_jump_within_a_page_keeps_the_filter(browser: Browser, site_url: str) -> None:
     page = browser.new_page(viewport={"width": 1440, "height": 900})
     open_complete(page, f"{site_url}11_references/")
     page.fill("#references-word", "attention")
@@ -77,7 +77,7 @@ def test_a_jump_within_a_page_forgets_nothing(browser: Browser, site_url: str) -
     page.close()
 
 
-def test_the_old_address_of_a_section_leads_to_it(browser: Browser, site_url: str) -> None:
+def test_the_old_address_of_a_section_redirects(browser: Browser, site_url: str) -> None:
     page = browser.new_page()
     for old, new, section, title in (
         ("03_model_parallelism", "03_tensor_parallelism", "f-and-g", "f and g"),
@@ -88,14 +88,16 @@ def test_the_old_address_of_a_section_leads_to_it(browser: Browser, site_url: st
         page.goto(f"{site_url}{old}/#{section}")
         page.wait_for_url(f"**/{new}/#{section}")
         assert page.locator(f"#{section}").inner_text().startswith(title)
-    page.goto(f"{site_url}03_model_parallelism/#gpipe-from-scratch")  # it has not moved
+    page.goto(
+        f"{site_url}03_model_parallelism/#gpipe-from-scratch"
+    )  # this section did not move
     page.wait_for_load_state("load")
     assert page.url.endswith("/03_model_parallelism/#gpipe-from-scratch")
     page.close()
 
 
-def test_a_step_of_a_lab_keeps_its_older_addresses(browser: Browser, site_url: str) -> None:
-    """The title of step 7 has changed, and links with the older title lead to the step."""
+def test_older_addresses_of_a_lab_step_still_work(browser: Browser, site_url: str) -> None:
+    """The title of step 7 has changed. A link with the old title must still reach the step."""
     page = browser.new_page()
     page.goto(f"{site_url}labs/lab02_ddp/#step-7-accumulate-and-be-silent-meanwhile")
     page.wait_for_url("**/#step-7-accumulate-gradients-without-communication")
@@ -106,21 +108,22 @@ def test_a_step_of_a_lab_keeps_its_older_addresses(browser: Browser, site_url: s
     "place",
     ["03_model_parallelism", "11_references", "tracks/distributed_core", "what_ran_where"],
 )
-def test_a_page_is_not_styled_twice_while_it_loads(
+def test_a_page_is_styled_only_once_while_it_loads(
     browser: Browser, site_url: str, place: str
 ) -> None:
-    """Each time more is a tenth of a second of a phone in which it does not answer.
+    """Styling a page again blocks a phone for a tenth of a second.
 
-    The test counts the elements that the browser styles until the page has loaded. A slow machine
-    styles the page in parts while it arrives, and counts each part, so the sum is the same.
+    The test counts the elements that the browser styles until the page has loaded. A slow
+    machine styles the page in parts while it arrives, and counts each part, so the sum is the
+    same.
     """
     page = browser.new_page(viewport={"width": 390, "height": 844})
     browser.start_tracing(page=page, categories=["devtools.timeline"])
     open_complete(page, f"{site_url}{place}/")
     page.evaluate(
         "new Promise(requestIdleCallback)"
-    )  # what scripts do when nothing else is to do
-    page.evaluate("document.body.scrollHeight")  # style what no frame has shown yet
+    )  # run the scripts that wait for an idle browser
+    page.evaluate("document.body.scrollHeight")  # style the parts that no frame has shown yet
     traced = json.loads(browser.stop_tracing())["traceEvents"]
     styled = sum(
         e["args"].get("elementCount", 0) for e in traced if e["name"] == "UpdateLayoutTree"
@@ -132,11 +135,11 @@ def test_a_page_is_not_styled_twice_while_it_loads(
     }""")
     assert (
         shown <= styled < 2 * shown
-    )  # the browser styles nothing inside of what is not displayed
+    )  # the browser does not style the content of hidden elements
     page.close()
 
 
-def test_code_and_page_have_their_buttons_and_the_keyboard(
+def test_buttons_of_code_and_page_work_by_keyboard(
     browser: Browser, site_url: str, built_site: Path
 ) -> None:
     page = browser.new_page(
@@ -148,27 +151,27 @@ def test_code_and_page_have_their_buttons_and_the_keyboard(
     open_complete(page, f"{site_url}03_model_parallelism/")
     assert not failed
     button = page.get_by_role("button", name="Copy page")
-    said = page.locator(".copy-page [role=status]")
+    status = page.locator(".copy-page [role=status]")
     button.press("Enter")
-    said.get_by_text("Copied as Markdown.").wait_for()
+    status.get_by_text("Copied as Markdown.").wait_for()
     markdown = (built_site / "03_model_parallelism/index.md").read_text("utf-8")
     assert page.evaluate("navigator.clipboard.readText()") == markdown
     section = page.locator("#gpipe-from-scratch .report")
-    asked = dict(parse_qsl(urlsplit(section.get_attribute("href")).query))
-    assert asked["page"].endswith("/03_model_parallelism/")
-    assert asked["section"] == "#gpipe-from-scratch" and "torch 2." in asked["versions"]
-    assert asked["transcript"].startswith("snippets/03_model_parallelism/")
+    query = dict(parse_qsl(urlsplit(section.get_attribute("href")).query))
+    assert query["page"].endswith("/03_model_parallelism/")
+    assert query["section"] == "#gpipe-from-scratch" and "torch 2." in query["versions"]
+    assert query["transcript"].startswith("snippets/03_model_parallelism/")
     open_complete(page, f"{site_url}labs/lab02_ddp/")
     for link in page.locator(".report").all()[:2]:
-        asked = dict(parse_qsl(urlsplit(link.get_attribute("href")).query))
-        assert asked["transcript"] == "labs/lab02_ddp.py" and "torch 2." in asked["versions"]
+        query = dict(parse_qsl(urlsplit(link.get_attribute("href")).query))
+        assert query["transcript"] == "labs/lab02_ddp.py" and "torch 2." in query["versions"]
     page.go_back(wait_until="networkidle")
     page.route("**/index.md", lambda route: route.fulfill(status=404))
     button.press("Enter")
-    said.get_by_text("Not copied.").wait_for()
+    status.get_by_text("Not copied.").wait_for()
     assert page.evaluate("navigator.clipboard.readText()") == markdown
     far = page.locator(".md-content__inner > .highlight").last
-    assert not far.locator("button").count()  # far below the window
+    assert not far.locator("button").count()  # it is far below the window
     page.wait_for_function("""() => {
         const code = [...document.querySelectorAll("pre > code")]
         const wide = code.filter(x => x.scrollWidth > x.clientWidth)
@@ -179,7 +182,7 @@ def test_code_and_page_have_their_buttons_and_the_keyboard(
     page.close()
 
 
-def test_the_scheme_is_that_of_the_system_or_the_chosen(
+def test_the_colour_scheme_is_the_systems_or_the_selected_one(
     browser: Browser, site_url: str
 ) -> None:
     context = browser.new_context(color_scheme="dark")
@@ -207,12 +210,12 @@ def test_the_scheme_is_that_of_the_system_or_the_chosen(
 
 
 def show(page: Page, html: str) -> None:
-    """Replace the text of a page by the given HTML."""
+    """Replace the content of a page by this HTML."""
     page.evaluate("html => { document.querySelector('article').innerHTML = html }", html)
 
 
 def table(*rows: tuple[str, ...]) -> str:
-    """The HTML of a table as the site has it. The first row is its head."""
+    """Return the HTML of a table as the site builds it; the first row is the header."""
     head, *body = (
         "".join(f"<{tag}>{cell}</{tag}>" for cell in row)
         for tag, row in zip(["th", *["td"] * len(rows)], rows, strict=False)
@@ -299,10 +302,10 @@ def test_tables_and_prose_fit_a_phone_and_a_wide_screen(
     page.close()
 
 
-def test_a_printed_page_is_filled_and_has_no_folded_program(
+def test_a_printed_page_is_full_and_opens_folded_programs(
     browser: Browser, site_url: str
 ) -> None:
-    """Blocks of 40 lines: two of them do not fit on one page, and five need no more than four."""
+    """A block has 40 lines, so two blocks do not fit on a page, and five need up to four."""
     page = browser.new_page()
     path = '<p><a class="program-path" href="">a.py</a></p>'
     lines = "\n".join(f"line_{i}()" for i in range(40))
@@ -317,7 +320,7 @@ def test_a_printed_page_is_filled_and_has_no_folded_program(
     )
     page.evaluate("""() => addEventListener("beforeprint", () => {
         for (const each of document.querySelectorAll("details")) each.open = true
-    })""")  # as the theme does, for what a page has from its beginning
+    })""")  # the theme also does this, for blocks that a page has when it loads
     assert page.pdf(format="A4").count(b"/Type /Page\n") <= 4
     page.emulate_media(media="print")
     assert page.get_by_text("The program", exact=True).is_visible()
@@ -328,5 +331,5 @@ def test_a_printed_page_is_filled_and_has_no_folded_program(
         const styles = [path, code].map(each => getComputedStyle(each))
         return [styles[0].breakAfter, styles[1].paddingTop, +styles[1].orphans > 2]
     }""")
-    assert kept == ["avoid", "0px", True]  # the path of a program stays with its first lines
+    assert kept == ["avoid", "0px", True]  # the path of a program is next to its first lines
     page.close()

@@ -1,4 +1,4 @@
-"""The quiz in a browser: by keyboard alone, without a script, and what the browser keeps of it."""
+"""Tests of the quiz in a browser: keyboard, stored answers, and no JavaScript."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def box(page: Page, name: str) -> Locator:
 
 
 def check(page: Page, name: str) -> str:
-    """Press Check; return what is said."""
+    """Press Check, and return the verdict."""
     box(page, name).get_by_role("button", name="Check").click()
     return verdict(page, name)
 
@@ -65,7 +65,7 @@ def answer(page: Page, name: str, text: str) -> str:
     return check(page, name)
 
 
-def kept(page: Page) -> dict:
+def read_storage(page: Page) -> dict:
     return json.loads(page.evaluate(f"localStorage.getItem('{KEY}')") or "{}")
 
 
@@ -76,15 +76,15 @@ def row(page: Page, start: str) -> list[str]:
 
 
 def tab_to(page: Page, wanted: str) -> None:
-    """Press Tab until the focus is on what the selector names."""
+    """Press Tab until the focus is on the element of this selector."""
     for _ in range(400):
         if page.evaluate(f"document.activeElement.matches({json.dumps(wanted)})"):
             return
         page.keyboard.press("Tab")
-    raise AssertionError(f"Tab does not lead to {wanted}")
+    raise AssertionError(f"pressing Tab does not reach {wanted}")
 
 
-def test_all_of_it_by_keyboard_alone(context: BrowserContext, site_url: str) -> None:
+def test_the_quiz_works_by_keyboard(context: BrowserContext, site_url: str) -> None:
     page = opened(context, site_url)
     press = page.keyboard.press
     press("Tab")
@@ -116,7 +116,7 @@ def test_all_of_it_by_keyboard_alone(context: BrowserContext, site_url: str) -> 
         if question.kind != "number":
             tab_to(page, f"{here}button[type=submit]")
             width = "parseFloat(getComputedStyle(document.activeElement).outlineWidth)"
-            assert page.evaluate(width) >= 1  # the focus can be seen
+            assert page.evaluate(width) >= 1  # the focus is visible
             press("Enter")
         assert verdict(page, name).startswith("✓ Right."), name
         assert box(page, name).locator("details").get_attribute("open") is not None
@@ -135,51 +135,56 @@ def test_all_of_it_by_keyboard_alone(context: BrowserContext, site_url: str) -> 
     assert row(page, "all") == [ALL, ALL, ALL]
     page.once("dialog", lambda dialog: dialog.accept())
     press("Enter")
-    assert kept(page) == {} and row(page, "all") == [ALL, "–", "–"]
+    assert read_storage(page) == {} and row(page, "all") == [ALL, "–", "–"]
     assert page.get_by_text("All answers are cleared.").get_attribute("role") == "status"
     assert page.evaluate("document.activeElement.textContent") == "Clear all answers"
     assert not page.failed
 
 
-def test_wrong_answers_get_their_explanation(context: BrowserContext, site_url: str) -> None:
+def test_wrong_answers_get_an_explanation(context: BrowserContext, site_url: str) -> None:
     page = opened(context, site_url)
     assert check(page, "ring") == "Give a number first."
     assert check(page, "wider") == "Choose an answer first."
-    assert kept(page) == {}
+    assert read_storage(page) == {}
     for number, question in QUESTIONS.items():
-        if question.kind == "number":  # each slip gets its own words
+        if question.kind == "number":  # each typical mistake has an explanation
             for slip in question.slips:
-                said = answer(page, number, f"{slip.value:g}")
-                assert said.startswith("✗ Not right.") and slip.why[:30] in said, said
+                feedback = answer(page, number, f"{slip.value:g}")
+                assert feedback.startswith("✗ Not right.") and slip.why[:30] in feedback, (
+                    feedback
+                )
     assert answer(page, "ring", "55 MiB").startswith("✗ Not right. The answer below")
 
     for place, option in enumerate(QUESTIONS["utilisation"].options):
         page.check(f"#utilisation-option-{place + 1}")
-        said = check(page, "utilisation")
-        assert said.startswith("✓" if option.right else "✗") and option.why[:30] in said
+        feedback = check(page, "utilisation")
+        assert feedback.startswith("✓" if option.right else "✗") and option.why[:30] in feedback
         mine = box(page, "utilisation").locator(".quiz-why li:has(.quiz-mark)")
         assert mine.count() == 1 and option.why[:20] in mine.inner_text()
 
     page.check("#divergence-option-1")
     page.check("#divergence-option-2")
-    said = check(page, "divergence")
-    assert "1 of your choices is wrong, 1 is missing." in said
+    feedback = check(page, "divergence")
+    assert "1 of your choices is wrong, 1 is missing." in feedback
     signs = box(page, "divergence").locator(".quiz-sign").all_inner_texts()
-    assert signs == ["✗ wrong", "✓ right", "✓ right, not chosen"]  # not by colour alone
-    page.uncheck("#divergence-option-1")  # a changed answer has no verdict
+    assert signs == ["✗ wrong", "✓ right", "✓ right, not chosen"]  # not only by colour
+    page.uncheck("#divergence-option-1")  # a changed answer loses its verdict
     assert verdict(page, "divergence") == ""
     assert box(page, "divergence").locator(".quiz-sign").count() == 0
     assert not box(page, "divergence").locator("details").is_visible()
 
-    said = check(page, "graph")
-    assert said.startswith("✗ Not right. 0 of 6 are in the right place.") and ".”" not in said
+    feedback = check(page, "graph")
+    assert (
+        feedback.startswith("✗ Not right. 0 of 6 are in the right place.")
+        and ".”" not in feedback
+    )
     last = box(page, "graph").locator(".quiz-steps > li").last
     last.get_by_role("button", name="Down").press("Enter")
     assert verdict(page, "graph").endswith("is last already.")
     last.get_by_role("button", name="Up").click()
     assert verdict(page, "graph").endswith("is now 5 of 6.")
     assert box(page, "graph").locator(".quiz-verdict").get_attribute("role") == "status"
-    # what to read again, each once, and a first try that does not come back
+    # each section to read again is listed once; a second try does not change the first result
     links = page.locator(".quiz-again a").all_inner_texts()
     assert "01 · All-reduce from send and recv" in links and len(links) == len(set(links))
     assert answer(page, "ring", "21").startswith("✓")
@@ -188,7 +193,7 @@ def test_wrong_answers_get_their_explanation(context: BrowserContext, site_url: 
     assert not page.failed
 
 
-NUMBERS = {  # what is typed, and whether it is right; None is no answer
+NUMBERS = {  # the text of an answer, and whether it is right; None is not an answer
     "state": {
         "140": True, "140 GB": True, "140GB": True, "0.14 TB": True, "130.4 GiB": True,
         "140,000 MB": True, "140 000 MB": True, "≈ 139": True, "1120/8": True, "1.4e2 gb": True,
@@ -202,19 +207,21 @@ NUMBERS = {  # what is typed, and whether it is right; None is no answer
 }  # fmt: skip
 
 
-def test_numbers_and_units(context: BrowserContext, site_url: str) -> None:
+def test_numbers_are_accepted_with_different_units(
+    context: BrowserContext, site_url: str
+) -> None:
     page = opened(context, site_url)
     for name, cases in NUMBERS.items():
         for text, right in cases.items():
-            said = answer(page, name, text)
+            feedback = answer(page, name, text)
             sign = {True: "✓ Right.", False: "✗ Not right."}
             if right is None:
-                assert said and not said.startswith(("✓", "✗")), (name, text, said)
+                assert feedback and not feedback.startswith(("✓", "✗")), (name, text, feedback)
             else:
-                assert said.startswith(sign[right]), (name, text, said)
+                assert feedback.startswith(sign[right]), (name, text, feedback)
 
 
-def test_what_the_browser_keeps(context: BrowserContext, site_url: str) -> None:
+def test_checked_answers_are_stored(context: BrowserContext, site_url: str) -> None:
     page = opened(context, site_url)
     answer(page, "ring", "24 MiB")
     page.check("#syncs-option-2")
@@ -224,8 +231,8 @@ def test_what_the_browser_keeps(context: BrowserContext, site_url: str) -> None:
         "button", name="Up"
     ).click()
     check(page, "graph")
-    page.check("#mesh-option-4")  # chosen and not checked: not kept
-    assert kept(page).keys() == {"ring", "syncs", "graph"}
+    page.check("#mesh-option-4")  # selected but not checked, so it is not stored
+    assert read_storage(page).keys() == {"ring", "syncs", "graph"}
     page.reload()
     ready(page)
     assert page.input_value("#ring-number") == "24 MiB"
@@ -235,7 +242,7 @@ def test_what_the_browser_keeps(context: BrowserContext, site_url: str) -> None:
     assert row(page, "all") == [ALL, "0", "0"]
 
     other = opened(context, site_url)
-    answer(other, "ring", "21 MiB")  # another tab is followed
+    answer(other, "ring", "21 MiB")  # an answer in a second tab appears in the first one
     page.wait_for_function("document.querySelector('#ring-number').value === '21 MiB'")
     assert verdict(page, "ring").startswith("✓") and row(page, "all") == [ALL, "1", "0"]
     assert not page.failed and not other.failed
@@ -244,10 +251,12 @@ def test_what_the_browser_keeps(context: BrowserContext, site_url: str) -> None:
 def follow(page: Page, end: str) -> None:
     link = page.locator(f".md-nav--primary a[href$='{end}']").first
     with page.expect_navigation():
-        link.evaluate("link => link.click()")  # it may lie in a closed drawer
+        link.evaluate("link => link.click()")  # the link may be in a closed drawer
 
 
-def test_the_next_page_and_back(context: BrowserContext, site_url: str) -> None:
+def test_answers_survive_going_to_another_page_and_back(
+    context: BrowserContext, site_url: str
+) -> None:
     page = context.new_page()
     page.goto(f"{site_url}assessment/capstone/")
     for expected in ([ALL, "–", "–"], [ALL, "1", "1"]):
@@ -280,7 +289,7 @@ UNREADABLE = {
 }  # fmt: skip
 
 
-def test_what_it_cannot_read_breaks_nothing(context: BrowserContext, site_url: str) -> None:
+def test_invalid_stored_data_breaks_nothing(context: BrowserContext, site_url: str) -> None:
     page = opened(context, site_url)
     for stored in ["{", "[1]", json.dumps(UNREADABLE)]:
         page.evaluate("value => localStorage.setItem(...value)", [KEY, stored])
@@ -289,12 +298,12 @@ def test_what_it_cannot_read_breaks_nothing(context: BrowserContext, site_url: s
         assert row(page, "all") == [ALL, "–", "–"], stored
         assert answer(page, "ring", "21").startswith("✓")
         assert row(page, "all") == [ALL, "1", "1"], stored
-        assert kept(page)["ring"]["answer"] == "21"
-    assert kept(page)["unknown"] == {"v": 1}  # nothing else is lost
+        assert read_storage(page)["ring"]["answer"] == "21"
+    assert read_storage(page)["unknown"] == {"v": 1}  # other data is not lost
     assert not page.failed
 
 
-def test_a_window_that_keeps_nothing(context: BrowserContext, site_url: str) -> None:
+def test_a_window_without_storage_works(context: BrowserContext, site_url: str) -> None:
     context.add_init_script(
         "Object.defineProperty(window, 'localStorage',"
         " { get() { throw new DOMException('denied', 'SecurityError') } })"
@@ -309,7 +318,7 @@ def test_a_window_that_keeps_nothing(context: BrowserContext, site_url: str) -> 
     assert not [each for each in page.failed if "quiz.js" in each]
 
 
-def test_without_javascript(browser: Browser, site_url: str) -> None:
+def test_the_quiz_is_readable_without_javascript(browser: Browser, site_url: str) -> None:
     context = browser.new_context(java_script_enabled=False, color_scheme="dark")
     page = context.new_page()
     page.goto(f"{site_url}assessment/quiz/")
@@ -333,7 +342,7 @@ def test_without_javascript(browser: Browser, site_url: str) -> None:
     context.close()
 
 
-def test_fits_a_phone_and_is_legible(browser: Browser, site_url: str) -> None:
+def test_the_quiz_fits_a_phone_and_has_enough_contrast(browser: Browser, site_url: str) -> None:
     context = browser.new_context(viewport={"width": 390, "height": 844})
     page = opened(context, site_url)
     for name, question in QUESTIONS.items():
@@ -387,7 +396,7 @@ CONTRAST = """() => {
       .map(x => (x <= 0.04045 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4))
     return 0.2126 * r + 0.7152 * g + 0.0722 * b
   }
-  const paper = node => { // what lies under it, washes laid over each other
+  const paper = node => { // the colour below it, with transparent layers combined
     const layers = []
     for (let each = node; each; each = each.parentElement) {
       const text = getComputedStyle(each).backgroundColor

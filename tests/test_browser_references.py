@@ -1,4 +1,4 @@
-"""The reading list in a browser: the filter by keyboard, links into it, and a page without it."""
+"""Tests of the reading list in a browser: its filter, links to entries, and no JavaScript."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SHOWN = "a.reference:visible"
 
 
 def fitting(**wanted: str) -> int:
-    """How many entries have these marks."""
+    """Return the number of entries with these properties."""
     return sum(
         all(
             value in [entry.topic, *entry.also]
@@ -48,17 +48,17 @@ def page(browser: Browser, site_url: str) -> Iterator[Page]:
     assert not failed
 
 
-def test_filter_by_keyboard_alone(page: Page) -> None:
+def test_the_filter_works_by_keyboard(page: Page) -> None:
     assert page.locator(SHOWN).count() == len(ENTRIES)
     page.locator("#references-topic").focus()
-    page.keyboard.type("ZeRO")  # a native list goes to the option that is typed
+    page.keyboard.type("ZeRO")  # a native list selects the option with these first letters
     assert page.locator(SHOWN).count() == fitting(topic="zero")
     page.keyboard.press("Tab")
     page.keyboard.type("must")
     left = fitting(topic="zero", priority="must")
     assert page.locator(SHOWN).count() == left
     assert f"{left} of {len(ENTRIES)}" in page.locator(".reference-filter output").inner_text()
-    assert page.locator("#quantization").is_hidden()  # the heading of an empty topic
+    assert page.locator("#quantization").is_hidden()  # the heading of a topic without entries
     page.keyboard.press("Tab")
     page.keyboard.type("paper")
     assert page.locator(SHOWN).count() == fitting(topic="zero", priority="must", kind="paper")
@@ -75,15 +75,15 @@ def test_filter_by_keyboard_alone(page: Page) -> None:
     assert page.locator("#quantization").is_visible()
 
 
-def test_a_word_finds_an_entry(page: Page) -> None:
+def test_the_filter_finds_an_entry_by_a_word(page: Page) -> None:
     page.locator("#references-word").fill("pipedream")
     titles = page.locator(SHOWN).all_inner_texts()
     assert any("PipeDream" in title for title in titles) and len(titles) < 8
-    page.keyboard.press("Enter")  # sends nothing anywhere
+    page.keyboard.press("Enter")  # this must not send a form
     assert "?" not in page.url
 
 
-def test_a_link_to_a_hidden_entry_shows_it(page: Page) -> None:
+def test_a_link_to_a_hidden_entry_makes_it_visible(page: Page) -> None:
     page.locator("#references-topic").select_option("attention")
     assert page.locator("#zero").is_hidden()
     page.evaluate("location.hash = 'zero'")
@@ -91,18 +91,18 @@ def test_a_link_to_a_hidden_entry_shows_it(page: Page) -> None:
     assert page.locator(SHOWN).count() == len(ENTRIES)
 
 
-def test_controls_have_names_and_size(page: Page) -> None:
+def test_controls_have_a_name_and_a_sufficient_size(page: Page) -> None:
     controls = page.locator(".reference-filter :is(input, select, button)")
     assert controls.count() == 5
     for control in controls.all():
         assert control.evaluate("e => e.labels?.[0]?.textContent || e.textContent").strip()
         assert control.bounding_box()["height"] >= 24
-        # a field without a frame is not seen
+        # a field without a border would be invisible
         assert control.evaluate("e => getComputedStyle(e).borderTopStyle") == "solid"
     assert page.locator(".reference-filter output").get_attribute("aria-live") == "polite"
 
 
-def test_the_filter_comes_once_and_after_coming_back(page: Page, site_url: str) -> None:
+def test_the_filter_appears_once_after_going_back(page: Page, site_url: str) -> None:
     page.locator("a.md-tabs__link, .md-nav__link", has_text="Glossary").first.evaluate(
         "e => e.click()"
     )
@@ -116,7 +116,7 @@ def test_the_filter_comes_once_and_after_coming_back(page: Page, site_url: str) 
 
 
 @pytest.mark.parametrize("scripts", [True, False])
-def test_without_javascript_and_on_a_phone(
+def test_the_list_is_usable_without_javascript_and_on_a_phone(
     browser: Browser, site_url: str, scripts: bool
 ) -> None:
     page = browser.new_page(java_script_enabled=scripts, viewport={"width": 390, "height": 844})

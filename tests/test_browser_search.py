@@ -1,4 +1,4 @@
-"""Search in a browser: a pasted message or a plain description finds the section that answers it."""
+"""Tests of the search in a browser: error messages and descriptions find the right section."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 INPUTS = [*SITE, "tests/pasted.toml", "tests/descriptions.toml"]
-TEXT = "search/text.json"  # a reader who searches fetches it, compressed, and reads it whole
-MOST, MOST_COMPRESSED = 4_200_000, 1_380_000  # plain sentences take more words
+TEXT = "search/text.json"  # the browser fetches it, compressed, at the first search
+MAX_BYTES, MAX_COMPRESSED_BYTES = 4_200_000, 1_380_000
 FOUND = ".md-search-result__item"
 
-# What nobody was seen to paste: with numbers, names and paths that are not the book's.
+# Messages with numbers, names and paths that do not occur in the book.
 MESSAGES = """
 01_collectives/#timed-out-waiting-for-clients
     torch.distributed.DistStoreError: Timed out after 601 seconds waiting for clients. 3/4 clients joined.
@@ -91,17 +91,17 @@ setup/#found-no-nvidia-driver-on-your-system
     RuntimeError: Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU and installed a driver from http://www.nvidia.com/Download/index.aspx
 """
 OTHERS = list(zip(*[iter(MESSAGES.strip().splitlines())] * 2, strict=True))
-# What was, each with its thread. A box of one line makes a space of a line's end.
+# Messages from public threads, each with its thread. A search box replaces line ends by spaces.
 THREADS = tomllib.loads(Path(__file__).with_name("pasted.toml").read_text("utf-8"))["message"]
 PASTED = [(each["section"], " ".join(each["text"].split())) for each in THREADS]
-# What a reader types who has no message at hand.
+# Descriptions that a reader enters who has no error message.
 DESCRIBED = [
     (each["section"], each["text"])
     for each in tomllib.loads(Path(__file__).with_name("descriptions.toml").read_text("utf-8"))[
         "description"
     ]
 ]
-FRAMES = "".join(  # of C++, below a message
+FRAMES = "".join(  # C++ frames, which follow an error message
     f" frame #{i}: c10d::ProcessGroupNCCL::WorkNCCL::checkTimeout(std::optional<long>) + 0x1d2"
     f" (0x7f1554e9e0f{i:x} in /opt/conda/lib/python3.12/site-packages/torch/lib/libtorch_cuda.so)"
     for i in range(12)
@@ -128,21 +128,21 @@ W0311 08:41:09.120000 41207 site-packages/torch/distributed/elastic/multiprocess
 
 
 def in_a_log(message: str) -> str:
-    """The message as in a log: after a traceback, before warnings, the rank in each line."""
+    """Return the message in a log with a traceback, warnings and rank prefixes."""
     lines = (TRACEBACK + message.strip("\n") + WARNINGS).splitlines()
     return " ".join(" ".join(f"[rank3]: {line}" for line in lines).split())
 
 
-def test_what_a_search_fetches_is_small(built_site) -> None:
-    """How long the first search takes follows from it."""
+def test_the_search_index_is_small(built_site) -> None:
+    """The size determines how long the first search takes."""
     whole = (built_site / TEXT).read_bytes()
-    assert len(whole) < MOST
-    assert len(gzip.compress(whole, 6)) < MOST_COMPRESSED
-    assert (built_site / "search/search_index.json").stat().st_size < 1000  # on every page
+    assert len(whole) < MAX_BYTES
+    assert len(gzip.compress(whole, 6)) < MAX_COMPRESSED_BYTES
+    assert (built_site / "search/search_index.json").stat().st_size < 1000  # all pages load it
 
 
-def ask(page: Page, question: str) -> float:
-    """Paste into the search box; return how long it took until the first result was shown."""
+def search(page: Page, question: str) -> float:
+    """Paste into the search box; return the seconds until the first result was shown."""
     page.fill("[data-md-component=search-query]", "")
     page.wait_for_function(f"!document.querySelector('{FOUND}')")
     start = time.perf_counter()
@@ -155,7 +155,7 @@ def test_a_message_or_a_description_finds_its_section(browser: Browser, site_url
     """One of the first three results of the worker must begin with the expected section."""
     page = browser.new_page()
     page.goto(f"{site_url}404.html")
-    asked = [
+    questions = [
         *OTHERS,
         *PASTED,
         *((section, message + FRAMES) for section, message in PASTED),
@@ -173,12 +173,13 @@ def test_a_message_or_a_description_finds_its_section(browser: Browser, site_url
             }
             return answers
         }""",
-        [message for _, message in asked],
+        [message for _, message in questions],
     )
     faults = [
         f"{message}\n    {section}\n    is not among {found}"
-        for (section, message), found in zip(asked, answers, strict=True)
-        if section not in found or not found[0]  # home: a message may name the book
+        for (section, message), found in zip(questions, answers, strict=True)
+        # the home page, whose address is empty, must not be the first result
+        if section not in found or not found[0]
     ]
     assert not faults, "\n".join(faults)
     assert len({each["found"] for each in THREADS}) >= 40
@@ -186,15 +187,15 @@ def test_a_message_or_a_description_finds_its_section(browser: Browser, site_url
     page.close()
 
 
-def test_what_is_pasted_is_asked_once_and_shown(browser: Browser, site_url: str) -> None:
+def test_a_pasted_message_is_searched_once_and_marked(browser: Browser, site_url: str) -> None:
     page = browser.new_page(viewport={"width": 1440, "height": 900})
     fetched = []
     page.on("request", lambda request: fetched.append(request.url.removeprefix(site_url)))
     open_complete(page, f"{site_url}setup/")
-    assert TEXT not in fetched  # before anybody searches
+    assert TEXT not in fetched  # the index is not fetched before the first search
     took = []
     for section, message in PASTED[:3]:
-        took.append(ask(page, message))
+        took.append(search(page, message))
         shown = (
             page.locator(FOUND)
             .first.locator("a:visible")
@@ -209,7 +210,7 @@ def test_what_is_pasted_is_asked_once_and_shown(browser: Browser, site_url: str)
     page.close()
 
 
-def test_search_works_from_the_keyboard(browser: Browser, site_url: str) -> None:
+def test_search_works_by_keyboard(browser: Browser, site_url: str) -> None:
     page = browser.new_page(viewport={"width": 1440, "height": 900})
     open_complete(page, site_url)
     page.keyboard.press("/")
@@ -221,5 +222,5 @@ def test_search_works_from_the_keyboard(browser: Browser, site_url: str) -> None
     page.wait_for_url("**/02_ddp*/**")
     page.wait_for_selector(
         "article mark", state="attached"
-    )  # what was asked for is marked on the page
+    )  # the words of the search are marked on the page
     page.close()

@@ -1,7 +1,7 @@
-"""The emulated cluster: it is built, it is slow where it must be, and nothing of it is left.
+"""Tests of the emulated cluster: it starts, its links are slow, and it leaves nothing behind.
 
-By hand, twenty moments for each signal:
-`python -m pytest -q tests/test_cluster.py -k killed --times 20`
+This command sends each signal at twenty different moments:
+`python -m pytest -q tests/test_cluster.py -k signal_at_any_moment --times 20`
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from processes import HANG, as_in_a_terminal, carrying, end, left_behind, start, until
+from processes import HANG, as_in_a_terminal, end, left_behind, processes_with, start, until
 
 from worldsize.testing.program_check import no_cluster
 
@@ -35,31 +35,31 @@ KINDS = ["namespaces", "localhost"]
 
 @pytest.fixture(params=KINDS)
 def machine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Machine]:
-    yield from a_machine(request.param, tmp_path)
+    yield from make_machine(request.param, tmp_path)
 
 
 @pytest.fixture
-def isolating(tmp_path: Path) -> Iterator[Machine]:
-    yield from a_machine("namespaces", tmp_path)
+def isolated_machine(tmp_path: Path) -> Iterator[Machine]:
+    yield from make_machine("namespaces", tmp_path)
 
 
 @pytest.fixture
-def local(tmp_path: Path) -> Iterator[Machine]:
-    yield from a_machine("localhost", tmp_path)
+def local_machine(tmp_path: Path) -> Iterator[Machine]:
+    yield from make_machine("localhost", tmp_path)
 
 
-def a_machine(kind: str, folder: Path) -> Iterator[Machine]:
+def make_machine(kind: str, folder: Path) -> Iterator[Machine]:
     if sys.platform != "linux":
-        pytest.skip("this looks into /proc")
+        pytest.skip("this test needs /proc")
     if kind == "namespaces" and (why := no_cluster(ROOT)):
         pytest.skip(why)
     machine = Machine(kind, folder)
     yield machine
-    machine.assert_nothing_is_left()
+    machine.assert_nothing_left()
 
 
 class Machine:
-    """Starts clusters, in a folder for temporary files of its own, and looks what is left."""
+    """Starts clusters with a separate temporary folder, and finds what they leave behind."""
 
     def __init__(self, kind: str, folder: Path) -> None:
         self.kind, self.folder = kind, folder
@@ -79,20 +79,20 @@ class Machine:
             preexec_fn=as_in_a_terminal,
         )  # fmt: skip
 
-    def run(self, *words: str | Path, warm: bool = False) -> subprocess.CompletedProcess:
-        """Run it as typed, or, as a lab starts torch many times, from a process that has it."""
+    def run(self, *words: str | Path, fork: bool = False) -> subprocess.CompletedProcess:
+        """Run a command in a new interpreter, or in a fork if it imports torch many times."""
         python = ["python", *map(str, words)]
         env = self.environment()
-        process = start(python, self.folder, env) if warm else self.start(*words)
+        process = start(python, self.folder, env) if fork else self.start(*words)
         out, err = process.communicate(timeout=HANG)
         return subprocess.CompletedProcess(words, process.returncode, out, err)
 
-    def runs(self, pattern: str) -> bool:
-        """Whether a command that matches runs, in whatever namespace."""
-        return any(re.match(pattern, command) for command in carrying(self.tag).values())
+    def is_running(self, pattern: str) -> bool:
+        """Return whether a matching command runs in any namespace."""
+        return any(re.match(pattern, command) for command in processes_with(self.tag).values())
 
     def traces(self) -> tuple[list[str], list[str], list[str]]:
-        """Interfaces, mounts and files that a cluster could leave."""
+        """Return the interfaces, mounts and files that a cluster could leave behind."""
         mounts = Path("/proc/self/mounts").read_text().splitlines()
         ours = [line for line in mounts if line.startswith("cluster ")]
         links = sorted(os.listdir("/sys/class/net"))
@@ -100,14 +100,14 @@ class Machine:
         links += sorted(path.name for path in named.iterdir()) if named.exists() else []
         return links, ours, sorted(os.listdir(self.folder / "tmp"))
 
-    def assert_nothing_is_left(self) -> None:
+    def assert_nothing_left(self) -> None:
         left = left_behind(self.tag)
         end(self.tag)
         assert left == []
         assert self.traces() == self.before
 
 
-def module() -> ModuleType:
+def load_cluster() -> ModuleType:
     spec = importlib.util.spec_from_file_location("cluster_of_test", SCRIPT)
     loaded = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = loaded
@@ -119,9 +119,9 @@ def module() -> ModuleType:
 
 
 def test_each_node_runs_the_command(machine: Machine) -> None:
-    """What it leaves in the background ends with it."""
-    said = "echo {node} of {nodes} at {master}:{port} $CLUSTER_LINK; setsid sleep 1000 & "
-    done = machine.run(SCRIPT, "--nodes", "3", "--", "sh", "-c", said)
+    """A background process of the command must end with the command."""
+    command = "echo {node} of {nodes} at {master}:{port} $CLUSTER_LINK; setsid sleep 1000 & "
+    done = machine.run(SCRIPT, "--nodes", "3", "--", "sh", "-c", command)
     assert done.returncode == 0, done.stderr
     lines = sorted(done.stdout.splitlines())
     isolated = machine.kind == "namespaces"
@@ -132,28 +132,30 @@ def test_each_node_runs_the_command(machine: Machine) -> None:
     assert ("no link is slow" in done.stderr) == (not isolated)
 
 
-def test_the_first_failure_ends_all(machine: Machine) -> None:
+def test_the_first_failure_ends_all_nodes(machine: Machine) -> None:
     wait = "[ {node} = 1 ] && exit 7; sleep 1000 & sleep 1000"
     done = machine.run(SCRIPT, "--nodes", "3", "--", "sh", "-c", wait)
     assert done.returncode == 7
     assert "cluster: node 1 ended with status 7\n" in done.stderr
 
 
-def test_a_command_that_is_missing_is_named(machine: Machine) -> None:
+def test_a_missing_command_is_reported(machine: Machine) -> None:
     done = machine.run(SCRIPT, "--", "no-such-program")
     assert done.returncode == 127
     assert "no-such-program: No such file or directory" in done.stderr
     assert "Traceback" not in done.stderr
 
 
-# --- killed at any moment -----------------------------------------------------------------
+# --- interruptions ------------------------------------------------------------------------
 
 STATUS = {"SIGINT": 130, "SIGTERM": 143, "SIGHUP": 129, "SIGKILL": -9}
 
 
 @pytest.mark.parametrize("name", STATUS)
-def test_killed_at_any_moment(machine: Machine, name: str, pytestconfig: pytest.Config) -> None:
-    """From the start of Python to nodes that have been working for a while."""
+def test_a_signal_at_any_moment_leaves_nothing(
+    machine: Machine, name: str, pytestconfig: pytest.Config
+) -> None:
+    """The moments lie between the start of Python and nodes that have worked for a while."""
     moments = [0.3, 1.2]
     if times := pytestconfig.getoption("--times"):
         moments = [1.5 * (k + 1) / times for k in range(times)]
@@ -161,28 +163,28 @@ def test_killed_at_any_moment(machine: Machine, name: str, pytestconfig: pytest.
         process = machine.start(SCRIPT, "--", "sh", "-c", "setsid sleep 1000 & sleep 1000")
         time.sleep(moment)
         if moment == moments[-1]:  # on a busy machine, this may take longer
-            until(lambda: machine.runs("sleep 1000"))
+            until(lambda: machine.is_running("sleep 1000"))
         process.send_signal(getattr(signal, name))
         process.communicate(timeout=HANG)
-        if moment == moments[-1]:  # before, Python itself may have answered
+        if moment == moments[-1]:  # at an earlier moment, Python itself may handle the signal
             assert process.returncode == STATUS[name]
-        machine.assert_nothing_is_left()
+        machine.assert_nothing_left()
 
 
-def test_killed_while_it_is_built(machine: Machine) -> None:
-    """As soon as the keeper is there, and again a little later each time."""
+def test_an_interruption_during_the_setup_leaves_nothing(machine: Machine) -> None:
+    """The signals arrive when the keeper process has started, and at later moments."""
     for pause in (0.0, 0.03, 0.06, 0.1, 0.15):
         process = machine.start(SCRIPT, "--", "sleep", "1000")
-        until(lambda: machine.runs(r".* --keep "))
+        until(lambda: machine.is_running(r".* --keep "))
         time.sleep(pause)
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=HANG)
-        machine.assert_nothing_is_left()
+        machine.assert_nothing_left()
 
 
-def test_the_keeper_is_killed(machine: Machine) -> None:
+def test_killing_the_keeper_process_ends_the_cluster(machine: Machine) -> None:
     process = machine.start(SCRIPT, "--", "sh", "-c", "setsid sleep 1000 & sleep 1000")
-    until(lambda: machine.runs("sleep 1000"))
+    until(lambda: machine.is_running("sleep 1000"))
     for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
         try:
             words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
@@ -193,13 +195,13 @@ def test_the_keeper_is_killed(machine: Machine) -> None:
             os.kill(pid, signal.SIGKILL)
             break
     else:
-        pytest.fail("there is no keeper")
+        pytest.fail("the cluster has no keeper process")
     process.communicate(timeout=HANG)
     assert process.returncode != 0
 
 
-def test_what_asks_a_node_to_end_is_sigterm(machine: Machine) -> None:
-    """A program that saves a checkpoint on SIGTERM gets to do it."""
+def test_nodes_receive_sigterm(machine: Machine) -> None:
+    """A program can therefore save a checkpoint when it receives SIGTERM."""
     saved = machine.folder / "saved{node}"
     trap = f"trap 'echo > {saved}; exit 0' TERM; echo ready; sleep 1000 & wait"
     process = machine.start(SCRIPT, "--", "sh", "-c", trap)
@@ -240,49 +242,55 @@ else:
 """
 
 
-def test_two_at_once_talk_over_links_of_their_own(isolating: Machine) -> None:
-    """One port, the same addresses; the link is no faster than it was asked to be."""
+def test_two_clusters_at_once_have_separate_links(isolated_machine: Machine) -> None:
+    """Both use the same port and addresses. The link is not faster than the given rate."""
     talk = [sys.executable, "-c", TALK, "{node}", "node0", "{port}"]
-    both = [isolating.start(SCRIPT, "--rate", "20mbit", "--", *talk, word) for word in "ab"]
+    both = [
+        isolated_machine.start(SCRIPT, "--rate", "20mbit", "--", *talk, word) for word in "ab"
+    ]
     for process, word in zip(both, "ab", strict=True):
         out, err = process.communicate(timeout=HANG)
         assert process.returncode == 0, err
-        said, seconds, sent = out.split()
-        assert said == word
-        assert float(seconds) > 0.5 * 1e6 * 8 / 20e6  # a busy machine is slower, never faster
+        received, seconds, sent = out.split()
+        assert received == word
+        assert (
+            float(seconds) > 0.5 * 1e6 * 8 / 20e6
+        )  # a busy machine is slower, but never faster
         assert 1.0e6 < int(sent) < 1.2e6
 
 
-def test_a_node_has_what_real_ones_have(isolating: Machine) -> None:
+def test_a_node_has_a_host_name_and_interfaces_like_a_real_one(
+    isolated_machine: Machine,
+) -> None:
     look = "hostname; cat /etc/hosts; cat /proc/net/dev"
-    done = isolating.run(SCRIPT, "--", "sh", "-c", f"[ {{node}} = 1 ] || exit 0; {look}")
+    done = isolated_machine.run(SCRIPT, "--", "sh", "-c", f"[ {{node}} = 1 ] || exit 0; {look}")
     assert done.stdout.startswith(
         "node1\n127.0.0.1 localhost\n127.0.1.1 node1\n10.77.0.1 node0"
     )
     assert set(re.findall(r"^ *(\w+):", done.stdout, re.M)) == {"lo", "docker0", "eth0"}
 
 
-def test_a_delay_is_kept_or_refused(isolating: Machine) -> None:
-    """netem is a module that not every kernel has."""
-    done = isolating.run(SCRIPT, "--delay", "2ms", "--", "true")
+def test_a_delay_is_emulated_or_reported_as_impossible(isolated_machine: Machine) -> None:
+    """Not every kernel has the module netem, which delays packets."""
+    done = isolated_machine.run(SCRIPT, "--delay", "2ms", "--", "true")
     assert done.returncode == 0
     if done.stderr:
         assert "no link is slow" in done.stderr and "netem delay 2ms" in done.stderr
 
 
-@pytest.mark.skipif(not hasattr(os, "getuid") or os.getuid() != 0, reason="this is not root")
-def test_root_is_not_needed_where_user_namespaces_are(isolating: Machine) -> None:
+@pytest.mark.skipif(not hasattr(os, "getuid") or os.getuid() != 0, reason="root must run this")
+def test_root_is_not_needed_if_user_namespaces_are_allowed(isolated_machine: Machine) -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o777)
         script = Path(folder, "cluster.py")
         script.write_text(SCRIPT.read_text())
-        env = isolating.environment() | {"TMPDIR": folder}
+        env = isolated_machine.environment() | {"TMPDIR": folder}
         as_nobody = partial(
             subprocess.run, cwd=folder, env=env, user=65534, group=65534, extra_groups=[],
             capture_output=True, text=True, timeout=HANG, check=False,
         )  # fmt: skip
         if as_nobody(["/usr/bin/env", "python3", "-c", "import json"]).returncode:
-            pytest.skip("there is no python3 that another user may start")
+            pytest.skip("no other user can start python3 on this machine")
         done = as_nobody(["/usr/bin/env", "python3", script, "--", "hostname"])
         assert os.listdir(folder) == ["cluster.py"]
     assert done.returncode == 0, done.stderr
@@ -291,12 +299,12 @@ def test_root_is_not_needed_where_user_namespaces_are(isolating: Machine) -> Non
     assert sorted(done.stdout.split()) == ["node0", "node1"], done.stderr
 
 
-# --- what this machine allows -------------------------------------------------------------
+# --- machines with restrictions -----------------------------------------------------------
 
 
 @pytest.mark.parametrize("missing", ["ip", "tc"])
-def test_a_missing_program_is_named(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster = module()
+def test_a_missing_tool_is_reported(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = load_cluster()
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.delenv("CLUSTER_ON_LOCALHOST", raising=False)
     monkeypatch.setattr(cluster, "program", lambda name: None if name == missing else name)
@@ -305,27 +313,27 @@ def test_a_missing_program_is_named(missing: str, monkeypatch: pytest.MonkeyPatc
     assert (plan.isolated, plan.master, list(plan.interfaces)) == (False, "localhost", ["lo"])
 
 
-def test_what_was_left_is_removed(local: Machine) -> None:
-    """The folder of a cluster whose owner is dead, and no other."""
-    cluster = module()
+def test_option_down_removes_folders_of_dead_clusters_only(local_machine: Machine) -> None:
+    """Folders of live clusters and other folders with similar names must stay."""
+    cluster = load_cluster()
     left = "world-size-cluster-999999999-5-xyz"
     mine = f"world-size-cluster-{os.getpid()}-{cluster._started(os.getpid())}-abc"
-    notes = "cluster-2026-11-22"  # which has numbers, too
+    notes = "cluster-2026-11-22"  # a name that also contains numbers
     for name in (left, mine, notes):
-        (local.folder / "tmp" / name).mkdir()
-    done = local.run(SCRIPT, "--down")
+        (local_machine.folder / "tmp" / name).mkdir()
+    done = local_machine.run(SCRIPT, "--down")
     assert done.stdout == f"removed: {left}\n", done.stderr
     for name in (mine, notes):
-        (local.folder / "tmp" / name).rmdir()
-    assert local.run(SCRIPT, "--down").stdout == "nothing was left\n"
+        (local_machine.folder / "tmp" / name).rmdir()
+    assert local_machine.run(SCRIPT, "--down").stdout == "nothing was left\n"
 
 
 # --- the lab ------------------------------------------------------------------------------
 
 
-def test_the_lab_runs_on_localhost(local: Machine) -> None:
-    """Where no namespace can be made it is the same lab, and says what is not measured."""
-    done = local.run(LAB, warm=True)
+def test_the_lab_runs_on_localhost(local_machine: Machine) -> None:
+    """Without namespaces, the lab runs too, and reports what it does not measure."""
+    done = local_machine.run(LAB, fork=True)
     assert done.returncode == 0, done.stderr
     assert [f"step {n}:" in done.stdout for n in range(1, 9)] == [True] * 8
     assert (
@@ -336,17 +344,17 @@ def test_the_lab_runs_on_localhost(local: Machine) -> None:
     assert "nothing is left" in done.stdout
 
 
-def test_a_blank_is_named_in_one_line(local: Machine) -> None:
-    local.run(ROOT / "labs/start.py", "09")
-    (local.folder / "my_labs/cluster.py").write_text(SCRIPT.read_text())
-    done = local.run("my_labs/lab09_multi_node.py", warm=True)
+def test_a_blank_is_reported_in_one_line(local_machine: Machine) -> None:
+    local_machine.run(ROOT / "labs/start.py", "09")
+    (local_machine.folder / "my_labs/cluster.py").write_text(SCRIPT.read_text())
+    done = local_machine.run("my_labs/lab09_multi_node.py", fork=True)
     assert done.returncode == 1
     assert re.search(r"\nlab09_multi_node\.py, line \d+, a blank: step 1: .*\n$", done.stdout)
     assert done.stderr == ""
 
 
-def test_the_reference_is_graded_where_its_transcript_is_not(local: Machine) -> None:
+def test_the_finished_lab_passes_without_namespaces(local_machine: Machine) -> None:
     if no_cluster(ROOT) is None:
-        pytest.skip("its transcript runs here, and shows the same")
-    done = local.run(ROOT / "labs/check.py", LAB)
+        pytest.skip("namespaces are allowed here, so the test of the transcript shows the same")
+    done = local_machine.run(ROOT / "labs/check.py", LAB)
     assert "8 of 8 steps pass" in done.stdout, done.stdout + done.stderr

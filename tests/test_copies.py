@@ -1,4 +1,7 @@
-"""What programs repeat, since each must survive being copied, is the same in all of them."""
+"""Tests that functions which programs repeat are the same in all programs.
+
+Programs repeat functions so that a reader can copy each program alone.
+"""
 
 from __future__ import annotations
 
@@ -17,29 +20,29 @@ from pathlib import Path
 from worldsize.model import page
 
 ROOT = Path(__file__).resolve().parent.parent
-INPUTS = ["assessment", "CONTRIBUTING.md", "src/worldsize/model", "labs", "snippets"]  # fmt: skip
-ALIKE = 0.8  # two definitions of one name that share more of their tokens were one
-# PROGRAM:NAME of definitions that may be like others or differ in one folder, and why
-DIFFER = {
-    "labs/lab02_ddp.py:start": "it is the exercise",
-    "labs/lab03_fsdp.py:load": "over the group of a mesh, from a folder that is named",
-    "labs/*:mean_loss": "each lab has a task of its own",
-    "labs/*:train_alone": "each lab's truth, by the build_optimizer that its learner writes",
-    "labs/*:build_model": "each lab's model, from a seed of its own",
-    "labs/*:make_batches": "each lab's batches, likewise",
-    "labs/*:Block": "each lab's model has its own sizes; those of the chapters are alike",
-    "*:MLP": "by constants or arguments, with biases or without: a layer of three models",
-    "*:build": "each program's own model and what it is trained with",
-    "*:make_model": "each program's own model",
-    "*:SumOverRanks": "Megatron's g: in the two programs that count what it sends, with a helper",
-    "*:_": "a name for what is registered and never called",
-    "assessment/assignment1_allocator.py:segment_size": "the chapter's constants are PyTorch's",
+INPUTS = ["assessment", "CONTRIBUTING.md", "src/worldsize/model", "labs", "snippets"]
+SIMILARITY = 0.8  # two definitions of one name must be equal if they share more of their tokens
+# PROGRAM:NAME of definitions that may differ from similar ones, and the reason
+EXCEPTIONS = {
+    "labs/lab02_ddp.py:start": "the learner writes it",
+    "labs/lab03_fsdp.py:load": "it uses the group of a mesh and a given folder",
+    "labs/*:mean_loss": "each lab has a different task",
+    "labs/*:train_alone": "it calls the build_optimizer that the learner of the lab writes",
+    "labs/*:build_model": "each lab has a different model and seed",
+    "labs/*:make_batches": "each lab has different batches",
+    "labs/*:Block": "each lab has different sizes; the blocks of the chapters are equal",
+    "*:MLP": "three models use this layer, with different arguments and biases",
+    "*:build": "each program has a different model and training setup",
+    "*:make_model": "each program has a different model",
+    "*:SumOverRanks": "Megatron's g: two programs also count the bytes that it sends",
+    "*:_": "a placeholder name of registered functions that are never called",
+    "assessment/assignment1_allocator.py:segment_size": "it has PyTorch's constants",
 }
-Shapes = dict[str, list[Path]]  # a definition without docstrings, and the programs that have it
+Shapes = dict[str, list[Path]]  # source of a definition without docstrings → its programs
 
 
 def definitions(text: str) -> Iterator[tuple[str, str]]:
-    """Name and source of a program's functions and classes but main, without comments."""
+    """Yield name and source of a program's functions and classes, except main and comments."""
     kinds = (ast.FunctionDef, ast.ClassDef)
     for node in ast.parse(text).body:
         if isinstance(node, kinds) and node.name != "main":
@@ -65,26 +68,28 @@ def shapes_by_name() -> dict[str, Shapes]:
 
 @cache
 def tokens(source: str) -> list[str]:
-    """The tokens of a definition; ast.unparse has set all line ends and indents alike."""
+    """Return the tokens of a definition; ast.unparse has normalized line ends and indents."""
     return [token.string for token in tokenize.generate_tokens(io.StringIO(source).readline)]
 
 
 @cache
-def alike(a: str, b: str) -> bool:
+def similar(a: str, b: str) -> bool:
     both = SequenceMatcher(None, tokens(a), tokens(b), autojunk=False)
     return (
-        both.real_quick_ratio() > ALIKE and both.quick_ratio() > ALIKE and both.ratio() > ALIKE
+        both.real_quick_ratio() > SIMILARITY
+        and both.quick_ratio() > SIMILARITY
+        and both.ratio() > SIMILARITY
     )
 
 
-def drifted(shapes: Shapes) -> Iterator[tuple[list[Path], list[Path]]]:
-    """Programs with one shape, and programs with another which should have the same.
+def diverging(shapes: Shapes) -> Iterator[tuple[list[Path], list[Path]]]:
+    """Yield the programs of two different definitions that should be the same.
 
-    Two shapes that are alike should, wherever they are; and in a folder where two programs
-    have the same shape, all that use its name.
+    This is so if the two definitions are similar. It is also so for all definitions of a name
+    in one folder if two programs in the folder have the same definition.
     """
     for (a, some), (b, others) in combinations(shapes.items(), 2):
-        if alike(a, b):
+        if similar(a, b):
             yield some, others
             continue
         for folder in {path.parent for path in some} & {path.parent for path in others}:
@@ -98,7 +103,7 @@ def place(path: Path) -> str:
 
 
 def compared(name: str, differ: Collection[str]) -> Shapes:
-    """The shapes of a name, without the programs that have one of their own for a reason."""
+    """Return the definitions of a name, without the programs that are listed as exceptions."""
     shapes: Shapes = {}
     for source, paths in shapes_by_name()[name].items():
         kept = [
@@ -111,35 +116,35 @@ def compared(name: str, differ: Collection[str]) -> Shapes:
     return shapes
 
 
-def test_what_programs_repeat_is_the_same_in_all() -> None:
+def test_repeated_definitions_are_the_same_in_all_programs() -> None:
     wrong = []
     for name in shapes_by_name():
-        for parts in drifted(compared(name, DIFFER)):
+        for parts in diverging(compared(name, EXCEPTIONS)):
             some, others = (", ".join(map(place, part)) for part in parts)
             wrong.append(f"{name} of {some}\n  and {name} of {others}")
-    rule = "same name, another shape: copy it or rename it"
+    rule = "these definitions have the same name but differ: copy one of them or rename it"
     assert not wrong, "\n".join([rule, *wrong])
 
 
-def test_names_that_may_differ_do() -> None:
-    """Without any one of them, the test above would fail."""
-    idle = []
-    for pattern in DIFFER:
-        shapes = compared(pattern.partition(":")[2], DIFFER.keys() - {pattern})
-        if not any(drifted(shapes)):
-            idle.append(pattern)
-    assert idle == []
+def test_every_exception_is_needed() -> None:
+    """Without any one of the exceptions, the test above would fail."""
+    unneeded = []
+    for pattern in EXCEPTIONS:
+        shapes = compared(pattern.partition(":")[2], EXCEPTIONS.keys() - {pattern})
+        if not any(diverging(shapes)):
+            unneeded.append(pattern)
+    assert unneeded == []
 
 
-def test_a_short_function_that_drifted_is_found() -> None:
-    """One line of four differs, and by one token."""
+def test_a_small_difference_in_a_short_function_is_found() -> None:
+    """One of four lines differs, by one token."""
     count = "def sent(n: int) -> int:\n    if n < 2:\n        return {}\n    return 2 * (n - 1)"
-    assert alike(count.format("0"), count.format("None"))
-    assert not alike(count.format("0"), "def sent(chunks):\n    return sum(map(len, chunks))")
+    assert similar(count.format("0"), count.format("None"))
+    assert not similar(count.format("0"), "def sent(chunks):\n    return sum(map(len, chunks))")
 
 
 def test_every_start_is_the_same() -> None:
-    """One function joins the process group in all programs, and in the one that shows how."""
+    """All programs join the process group with one function, which one page explains."""
     start = dict(definitions((ROOT / "snippets/02_ddp/naive.py").read_text("utf-8")))["start"]
     exercise = ROOT / "labs/lab02_ddp.py"
     assert set(shapes_by_name()["start"]) - {start} <= {
@@ -150,8 +155,8 @@ def test_every_start_is_the_same() -> None:
     assert dict(definitions("\n".join(example.lines)))["start"] == start
 
 
-def test_a_blank_ends_a_program_kindly() -> None:
-    """What has stop_at_blank installs it, before main; what has blanks has one of these ways."""
+def test_a_blank_ends_a_program_with_a_message() -> None:
+    """A program with blanks installs stop_at_blank before main, or catches the error itself."""
     for path in sorted((ROOT / "assessment").glob("*.py")):
         text = path.read_text("utf-8")
         if "def stop_at_blank" in text:
@@ -160,20 +165,23 @@ def test_a_blank_ends_a_program_kindly() -> None:
             assert "except NotImplementedError as" in text, path.name
 
 
-LATE = re.compile(
+EXIT_AFTER_JOINING = re.compile(
     r"destroy_process_group\(\)\s+sys\.exit\(f?\"|"
     r"if [^\n]*get_world_size\(\)[^\n]*:\s+sys\.exit\(f?\""
 )
 
 
-def test_no_program_refuses_after_it_has_joined() -> None:
-    """A rank that leaves breaks the connections of those which still join: a traceback of
-    theirs beside its sentence. What WORLD_SIZE or a file says can be asked before."""
+def test_no_program_exits_after_joining_the_group() -> None:
+    """An exiting rank breaks the connections of ranks that are still joining.
+
+    They print a traceback next to the message. WORLD_SIZE and files can be checked earlier.
+    """
     late = [
-        f"{place(path)}:{text[: match.start()].count(chr(10)) + 1}: ask before joining the group"
+        f"{place(path)}:{text[: match.start()].count(chr(10)) + 1}: check this before the "
+        "program joins the process group"
         for path in programs()
         for text in [path.read_text("utf-8")]
-        for match in LATE.finditer(text)
+        for match in EXIT_AFTER_JOINING.finditer(text)
     ]
     assert not late, "\n".join(late)
 
@@ -182,35 +190,39 @@ DEVICE_OF = {"fully_shard": "mesh", "FullyShardedDataParallel": "device_id"}
 DEVICE_OF |= {"FSDP": "device_id", "init_process_group": "device_id"}
 
 
-def picks_a_device(text: str) -> Iterator[int]:
-    """The lines of calls that take the accelerator which they see, wherever the ranks are."""
-    told = "DS_ACCELERATOR" in text.partition("import deepspeed")[0]
+def selects_a_device(text: str) -> Iterator[int]:
+    """Yield the lines of calls that use the visible accelerator, wherever the ranks run."""
+    cpu_selected = "DS_ACCELERATOR" in text.partition("import deepspeed")[0]
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Call):
             name = ast.unparse(node.func).rpartition(".")[2]
             named = {keyword.arg for keyword in node.keywords}
-            group = name == "init_process_group" and node.args  # of a backend
+            group = name == "init_process_group" and node.args  # the backend is given
             if name in DEVICE_OF and DEVICE_OF[name] not in named and not group:
                 yield node.lineno
-        elif isinstance(node, ast.Import) and node.names[0].name == "deepspeed" and not told:
+        elif (
+            isinstance(node, ast.Import)
+            and node.names[0].name == "deepspeed"
+            and not cpu_selected
+        ):
             yield node.lineno
 
 
-def test_no_library_picks_the_device() -> None:
-    """With fewer GPUs than ranks start() takes the CPU, and libraries must be told so."""
+def test_no_library_selects_the_device() -> None:
+    """With fewer GPUs than ranks, start() uses the CPU; libraries must use the same device."""
     wrong = [
-        f"{place(path)}:{line}: says nothing of the device that start() took"
+        f"{place(path)}:{line}: pass the device that start() returned"
         for path in programs()
-        for line in picks_a_device(path.read_text("utf-8"))
+        for line in selects_a_device(path.read_text("utf-8"))
     ]
     assert not wrong, "\n".join(wrong)
 
 
-def test_a_library_that_picks_the_device_is_found() -> None:
+def test_a_library_that_selects_the_device_is_found() -> None:
     ours = (
         'os.environ["DS_ACCELERATOR"] = "cpu"\nimport deepspeed\nfully_shard(a, mesh=mesh)\n'
         'dist.init_process_group("gloo")\ndist.init_process_group(device_id=device)\n'
     )
-    assert not list(picks_a_device(ours))
+    assert not list(selects_a_device(ours))
     theirs = "import deepspeed\nfsdp.fully_shard(a)\ndist.init_process_group()\nFSDP(a)\n"
-    assert sorted(picks_a_device(theirs)) == [1, 2, 3, 4]
+    assert sorted(selects_a_device(theirs)) == [1, 2, 3, 4]

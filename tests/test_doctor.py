@@ -1,8 +1,8 @@
-"""The cluster doctor of lab 01: every fault is planted for real, and must be named in seconds.
+"""Tests of the cluster report of lab 01: each real fault must be reported within seconds.
 
-The ranks are processes started by hand, as a scheduler would: with RANK, WORLD_SIZE, MASTER_ADDR
-and MASTER_PORT in their environment, some of them wrong. No test chooses a port: it asks for a
-free one.
+The ranks are processes that the test starts as a scheduler would: with RANK, WORLD_SIZE,
+MASTER_ADDR and MASTER_PORT in their environment. Some of these variables are wrong. The tests
+use free ports, and no fixed ones.
 """
 
 import contextlib
@@ -32,14 +32,14 @@ TAG = "WORLD_SIZE_DOCTOR_TEST"
 
 @dataclass
 class Ended:
-    """How one process ended."""
+    """The exit status and the output of one process."""
 
     status: int
     stdout: str
     stderr: str
 
     def wrong(self) -> list[str]:
-        """The faults of its report, without their numbers."""
+        """Return the faults in the report, without their numbers."""
         section = re.sub(r"\n {5,}(?!fix: )", " ", self.stdout.rpartition("\nwrong\n")[2])
         return re.findall(r"^  \d+\. (.*)$", section, re.M)
 
@@ -51,7 +51,10 @@ def free_port() -> int:
 
 def start(*environments: Mapping[str, object], options: str = "",
           command: list[str] | None = None, lab: Path = LAB) -> list[Ended]:  # fmt: skip
-    """Run one process for each environment; all must end in time and leave nothing behind."""
+    """Run one process for each environment.
+
+    All must end in time and leave no process behind.
+    """
     tag = uuid.uuid4().hex
     common = {key: os.environ[key] for key in ("PATH", "HOME") if key in os.environ}
     common |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", TAG: tag}
@@ -74,7 +77,7 @@ def start(*environments: Mapping[str, object], options: str = "",
 
 
 def ranks(world: int, port: int | None = None, **more: object) -> list[dict[str, object]]:
-    """The environments of all ranks of a job on this machine."""
+    """Return the environments of all ranks of a job on this machine."""
     port = port or free_port()
     return [
         {"RANK": rank, "WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
@@ -84,7 +87,7 @@ def ranks(world: int, port: int | None = None, **more: object) -> list[dict[str,
 
 
 def only_fault(ended: Ended) -> str:
-    """The one fault that a process reported, kindly."""
+    """Return the only fault that a process reported; fail if it printed a traceback."""
     assert ended.status == 1, (ended.status, ended.stdout, ended.stderr)
     assert "Traceback" not in ended.stdout + ended.stderr, ended.stderr
     faults = ended.wrong()
@@ -93,15 +96,15 @@ def only_fault(ended: Ended) -> str:
     return faults[0]
 
 
-def silent(ended: Ended) -> bool:
-    """Left with status 1, and left the talking to rank 0."""
-    talked = ended.stdout or "Traceback" in ended.stderr
-    return ended.status == 1 and not talked and "rank 0 prints the report" in ended.stderr
+def leaves_the_report_to_rank_0(ended: Ended) -> bool:
+    """Return whether a process exited with status 1 and left the report to rank 0."""
+    printed = ended.stdout or "Traceback" in ended.stderr
+    return ended.status == 1 and not printed and "rank 0 prints the report" in ended.stderr
 
 
 @contextlib.contextmanager
 def taken_port() -> Iterator[int]:
-    """A port on which something listens that never answers."""
+    """Yield a port on which a server listens that never answers."""
     with socket.create_server(("", 0)) as server:
         yield server.getsockname()[1]
 
@@ -109,7 +112,7 @@ def taken_port() -> Iterator[int]:
 # --- the environment of one process -------------------------------------------------------
 
 
-def test_without_a_launcher_it_says_how_to_start_it() -> None:
+def test_without_a_launcher_it_explains_how_to_start_it() -> None:
     (ended,) = start({})
     assert (ended.status, ended.stdout) == (1, "")
     assert ended.stderr == f"start this program with: torchrun --nproc-per-node=2 {LAB.name}\n"
@@ -127,25 +130,27 @@ def test_without_a_launcher_it_says_how_to_start_it() -> None:
         ),
     ],
 )
-def test_senseless_variables(variables: dict, sentence: str, doctor: ModuleType) -> None:
+def test_an_invalid_variable_is_reported(
+    variables: dict, sentence: str, doctor: ModuleType
+) -> None:
     (environment,) = ranks(1)
     with pytest.raises(doctor.Trouble, match=re.escape(sentence)):
         doctor.read_place({key: str(v) for key, v in (environment | variables).items()})
 
 
-def test_variable_that_is_missing() -> None:
+def test_a_missing_variable_is_reported() -> None:
     (environment,) = ranks(1)
     (ended,) = start(environment | {"MASTER_ADDR": ""})
     assert only_fault(ended) == "MASTER_ADDR is not set."
 
 
-def test_master_address_that_does_not_resolve() -> None:
+def test_a_master_address_that_does_not_resolve_is_reported() -> None:
     (ended,) = start(ranks(2, MASTER_ADDR="no-such-host.invalid")[1], options="--wait 3")
     wanted = 'MASTER_ADDR is "no-such-host.invalid", a name that this machine cannot resolve.'
     assert only_fault(ended) == wanted
 
 
-def test_master_address_at_which_nobody_listens() -> None:
+def test_a_master_address_without_a_listener_is_reported() -> None:
     port = free_port()
     (ended,) = start(ranks(2, port)[1], options="--wait 1")
     wanted = (
@@ -155,7 +160,7 @@ def test_master_address_at_which_nobody_listens() -> None:
     assert only_fault(ended).startswith(wanted)
 
 
-def test_master_address_of_another_machine() -> None:
+def test_the_master_address_of_a_different_machine_is_reported() -> None:
     (ended,) = start(ranks(2, MASTER_ADDR="203.0.113.9")[0], options="--wait 2")
     wanted = (
         "MASTER_ADDR is 203.0.113.9, but rank 0 runs on this machine, and the address does not "
@@ -164,7 +169,7 @@ def test_master_address_of_another_machine() -> None:
     assert only_fault(ended) == wanted
 
 
-def test_port_that_is_taken() -> None:
+def test_a_port_in_use_is_reported() -> None:
     with taken_port() as port:
         first, second = start(*ranks(2, port), options="--wait 2")
     fault = only_fault(first)
@@ -190,14 +195,16 @@ def test_port_that_is_taken() -> None:
         ({}, "--device gpu", r"\S+ has 0 accelerators for 1 ranks?\."),
     ],
 )  # fmt: skip
-def test_machine_that_lacks_something(variables: dict, options: str, sentence: str) -> None:
+def test_a_missing_resource_of_the_machine_is_reported(
+    variables: dict, options: str, sentence: str
+) -> None:
     (environment,) = ranks(1)
     (ended,) = start(environment | variables, options=options)
     fault = only_fault(ended)
     assert re.fullmatch(rf"(rank 0 \(\S+\): )?{sentence}", fault), fault
 
 
-def test_interfaces_are_matched_as_the_libraries_do(doctor: ModuleType) -> None:
+def test_interface_names_match_as_in_gloo_and_nccl(doctor: ModuleType) -> None:
     def absent(**variables: str) -> bool:
         return bool(doctor.interface_faults(variables, ["lo", "eth0", "eth1"]))
 
@@ -211,65 +218,65 @@ def test_interfaces_are_matched_as_the_libraries_do(doctor: ModuleType) -> None:
     assert absent(NCCL_SOCKET_IFNAME="ib")
 
 
-# --- several processes that do not fit together -------------------------------------------
+# --- several processes with faults --------------------------------------------------------
 
 
-def test_ranks_that_disagree_on_the_world_size() -> None:
+def test_different_world_sizes_are_reported() -> None:
     first, second = ranks(2)
     ended = start(first, second | {"WORLD_SIZE": 3}, options="--wait 30")
     wanted = "the ranks disagree on the world size: rank 0 expects 2, rank 1 expects 3."
     assert only_fault(ended[0]) == wanted
-    assert silent(ended[1]), ended[1]
+    assert leaves_the_report_to_rank_0(ended[1]), ended[1]
 
 
-def test_rank_that_never_arrives() -> None:
+def test_a_missing_rank_is_reported() -> None:
     first, _, third = ranks(3)
     zero, two = start(first, third, options="--wait 20")
     fault = only_fault(zero)
     wanted = r"rank 1 of 3 never arrived\. Within 20 s, only ranks 0 and 2 \(\S+\) arrived\."
     assert re.fullmatch(wanted, fault), fault
-    assert silent(two), two
+    assert leaves_the_report_to_rank_0(two), two
 
 
-def test_rank_0_that_never_arrives_at_a_store_which_torchrun_holds() -> None:
+def test_a_missing_rank_0_is_reported_if_torchrun_runs_the_store() -> None:
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     environments = ranks(2, store.port, TORCHELASTIC_USE_AGENT_STORE="True")
     (ended,) = start(environments[1], options="--wait 1")
     assert only_fault(ended) == "rank 0 of 2 never arrived. Within 1 s, only rank 1 arrived."
 
 
-def test_two_processes_with_one_rank() -> None:
+def test_two_processes_with_the_same_rank_are_reported() -> None:
     zero, one, _ = ranks(3)
     ended = start(zero, one, one, options="--wait 30")
     faults = ended[0].wrong()
     assert len(faults) == 2 and faults[0].startswith("rank 2 of 3 never arrived"), faults
     assert faults[1].startswith("2 processes have the rank 1, on "), faults
-    assert silent(ended[1]) and silent(ended[2])
+    assert leaves_the_report_to_rank_0(ended[1]) and leaves_the_report_to_rank_0(ended[2])
 
 
-def test_faults_of_several_machines_are_told_once() -> None:
+def test_the_same_fault_on_several_machines_is_reported_once() -> None:
     zero, one = ranks(2, GLOO_SOCKET_IFNAME="eth77")
     ended = start(zero | {"DOCTOR_HOST": "a"}, one | {"DOCTOR_HOST": "b"})
     fault = only_fault(ended[0])
     assert fault.startswith("rank 0 (a) and rank 1 (b): GLOO_SOCKET_IFNAME=eth77"), fault
-    assert silent(ended[1])
+    assert leaves_the_report_to_rank_0(ended[1])
 
 
 @pytest.mark.parametrize(
-    ("plant", "world", "said"),
+    ("plant", "world", "description"),
     [
         ("size", 2, "float32 [1000] on rank 0, float32 [1001] on rank 1"),
         ("dtype", 3, "float32 [1000] on ranks 0 and 1, int32 [1000] on rank 2"),
     ],
 )
-def test_tensors_that_do_not_match(plant: str, world: int, said: str) -> None:
+def test_different_tensors_are_reported(plant: str, world: int, description: str) -> None:
     ended = start(*ranks(world), options=f"--plant {plant} --report brief")
-    assert only_fault(ended[0]) == f"the tensors of the all-reduce do not match: {said}."
-    assert all(silent(other) for other in ended[1:]), ended[1:]
+    assert only_fault(ended[0]) == f"the tensors of the all-reduce do not match: {description}."
+    assert all(leaves_the_report_to_rank_0(other) for other in ended[1:]), ended[1:]
 
 
 @pytest.mark.parametrize(("plant", "status"), [("death", 9), ("hang", 1)])
-def test_rank_that_dies_or_hangs_on_the_way(plant: str, status: int) -> None:
+def test_a_rank_that_dies_or_hangs_is_reported(plant: str, status: int) -> None:
     zero, one, two = start(*ranks(3), options=f"--plant {plant} --wait 8")
     fault = only_fault(zero)
     assert re.fullmatch(r"rank 2 died or hung while the others were checking \S+\.", fault)
@@ -277,7 +284,9 @@ def test_rank_that_dies_or_hangs_on_the_way(plant: str, status: int) -> None:
     assert "Traceback" not in one.stderr + two.stderr
 
 
-def test_wrong_answer_of_a_collective_is_reported_and_the_rest_measured(tmp_path: Path) -> None:
+def test_a_wrong_result_of_a_collective_is_reported_and_the_rest_measured(
+    tmp_path: Path,
+) -> None:
     wrong = tmp_path / LAB.name
     call = "dist.all_reduce(result)\n"
     assert LAB.read_text().count(call) == 1
@@ -287,16 +296,16 @@ def test_wrong_answer_of_a_collective_is_reported_and_the_rest_measured(tmp_path
     assert "bus bandwidth" in ended[0].stdout and ended[1].status == 1
 
 
-def test_time_limit_ends_the_run_and_says_where() -> None:
+def test_the_time_limit_ends_the_run_and_reports_the_step() -> None:
     (ended,) = start(ranks(2)[0], options="--limit 2")
     wanted = "the run did not end within 2 s: rank 0 was waiting for all ranks."
     assert only_fault(ended) == wanted
 
 
-# --- machines that are well ---------------------------------------------------------------
+# --- healthy machines ---------------------------------------------------------------------
 
 
-def test_ranks_started_by_hand_on_what_look_like_two_machines() -> None:
+def test_ranks_on_two_simulated_machines_pass() -> None:
     hosts = ["a", "a", "b"]
     ended = start(*({**e, "DOCTOR_HOST": h} for e, h in zip(ranks(3), hosts, strict=True)))
     assert [rank.status for rank in ended] == [0, 0, 0], ended
@@ -321,7 +330,7 @@ def test_ranks_started_by_hand_on_what_look_like_two_machines() -> None:
         )
 
 
-def test_starter_runs_to_its_first_blank(tmp_path: Path) -> None:
+def test_the_starter_file_runs_to_its_first_blank(tmp_path: Path) -> None:
     subprocess.run([sys.executable, LAB.with_name("start.py"), "1"], cwd=tmp_path, check=True)
     starter = tmp_path / "my_labs" / LAB.name
     (ended,) = start(*ranks(1), lab=starter)
@@ -335,14 +344,14 @@ def test_starter_runs_to_its_first_blank(tmp_path: Path) -> None:
     assert "raise NotImplementedError" in starter.read_text().splitlines()[int(line[1]) - 1]
 
 
-def test_slow_link_is_found() -> None:
+def test_a_slow_link_is_found() -> None:
     ended = start(*ranks(3), options="--plant slow")
     assert [rank.status for rank in ended] == [0] * 3, ended
     slow = ended[0].stdout.partition("\nslow\n")[2].partition("\nwrong\n")[0]
     assert "link 0-2 (same machine): ≈" in slow, ended[0].stdout
 
 
-def test_report_is_printed_under_torchrun_which_ends_all_ranks_when_one_has_died() -> None:
+def test_under_torchrun_one_report_is_printed_and_a_dead_rank_ends_all() -> None:
     command = ["torchrun", "--nproc-per-node=3"]
     (ended,) = start({}, options="--plant death", command=command)
     assert ended.status == 1
@@ -351,11 +360,11 @@ def test_report_is_printed_under_torchrun_which_ends_all_ranks_when_one_has_died
     assert fault.startswith("rank 2 died or hung while the others were checking ")
 
 
-# --- what one machine cannot show ---------------------------------------------------------
+# --- faults that need several machines or GPUs: tests of single functions -------------------
 
 
-def library_that_returns(status: int, folder: Path) -> str:
-    """A libcuda whose cuInit returns this status."""
+def build_libcuda(status: int, folder: Path) -> str:
+    """Compile a libcuda whose cuInit returns this status, and return its path."""
     path = folder / f"libcuda{status}.so"
     source = f"int cuInit(unsigned flags) {{ return flags ? 1 : {status}; }}"
     command = ["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", str(path)]
@@ -364,43 +373,45 @@ def library_that_returns(status: int, folder: Path) -> str:
 
 
 @pytest.mark.skipif(
-    sys.platform != "linux" or not shutil.which("cc"), reason="it compiles a C library"
+    sys.platform != "linux" or not shutil.which("cc"), reason="this test compiles a C library"
 )
-def test_driver_that_does_not_start(doctor: ModuleType, tmp_path: Path) -> None:
-    (fault,) = doctor.driver_faults(library_that_returns(802, tmp_path))
+def test_a_driver_that_does_not_start_is_reported(doctor: ModuleType, tmp_path: Path) -> None:
+    (fault,) = doctor.driver_faults(build_libcuda(802, tmp_path))
     assert fault.what == (
         "CUDA's driver does not start: error 802, system not yet initialized."
     )
     assert "nvidia-fabricmanager" in fault.fix and "nvidia-smi -q" in fault.fix
-    (fault,) = doctor.driver_faults(library_that_returns(803, tmp_path))
+    (fault,) = doctor.driver_faults(build_libcuda(803, tmp_path))
     assert "error 803" in fault.what and "fabricmanager" not in fault.fix
     # No fault is reported if the driver starts (0), finds no GPU (100), or is not installed.
     for status in (0, 100):
-        assert doctor.driver_faults(library_that_returns(status, tmp_path)) == []
+        assert doctor.driver_faults(build_libcuda(status, tmp_path)) == []
     assert doctor.driver_faults("no_such_library.so") == []
 
 
 @pytest.mark.skipif(
-    sys.platform != "linux" or not shutil.which("cc"), reason="it compiles a C library"
+    sys.platform != "linux" or not shutil.which("cc"), reason="this test compiles a C library"
 )
-def test_report_of_a_machine_whose_fabric_manager_does_not_run(tmp_path: Path) -> None:
-    made = Path(library_that_returns(802, tmp_path))
+def test_a_fabric_manager_that_does_not_run_is_reported(tmp_path: Path) -> None:
+    made = Path(build_libcuda(802, tmp_path))
     made.rename(tmp_path / "libcuda.so.1")
     environments = [one | {"LD_LIBRARY_PATH": tmp_path, "DOCTOR_HOST": "a"} for one in ranks(2)]
-    command_line = ["python", "-u"]  # a warm process would not look for libraries again
+    command_line = ["python", "-u"]  # a forked process would not search for libraries again
     ended = start(*environments, command=command_line)
     assert only_fault(ended[0]) == (
         "ranks 0 and 1 (a): CUDA's driver does not start: error 802, system not yet "
         "initialized."
     )
-    assert silent(ended[1])
+    assert leaves_the_report_to_rank_0(ended[1])
     (ended,) = start(
         environments[0] | {"WORLD_SIZE": 1}, options="--device cpu", command=command_line
     )
     assert ended.status == 0, ended
 
 
-def test_name_that_resolves_late(doctor: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_that_resolves_late_is_accepted(
+    doctor: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     real, lookups = doctor.addresses, []
 
@@ -425,32 +436,32 @@ def doctor() -> ModuleType:
 
 
 def cards(*hosts: str, **more: object) -> list[dict]:
-    """The cards of ranks on these machines."""
+    """Return the cards that ranks on these machines send to rank 0."""
     card = {"world": len(hosts), "torch": "2.13.0", "accelerators": 8, "faults": []}
     card |= {"address": "10.0.0.1", "listens": 1, "name leads to": ["10.0.0.1"]}
     return [card | {"rank": rank, "host": host} | more for rank, host in enumerate(hosts)]
 
 
-def test_cards_of_a_healthy_cluster(doctor: ModuleType) -> None:
+def test_the_cards_of_a_healthy_cluster_have_no_fault(doctor: ModuleType) -> None:
     assert doctor.judge_cards(cards("a", "a", "b", "b"), 4, 60) == []
     assert doctor.accelerator_faults(cards("a", "a", "b", "b")) == []
 
 
-def test_whole_machine_that_is_missing(doctor: ModuleType) -> None:
+def test_a_missing_machine_is_reported(doctor: ModuleType) -> None:
     (fault,) = doctor.judge_cards(cards(*"aaaabbbb")[:4], 8, 60)
     assert fault.what.startswith(
         "ranks 4 to 7 of 8 never arrived. Within 60 s, only ranks 0 to 3 (a)"
     )
 
 
-def test_different_versions_of_torch(doctor: ModuleType) -> None:
+def test_different_versions_of_torch_are_reported(doctor: ModuleType) -> None:
     given = cards("a", "b", "c")
     given[1]["torch"] = "2.11.0"
     (fault,) = doctor.judge_cards(given, 3, 60)
     assert "(ranks 0 and 2: 2.13.0; rank 1: 2.11.0)" in fault.what
 
 
-def test_name_that_leads_to_loopback(doctor: ModuleType) -> None:
+def test_a_name_that_resolves_to_loopback_is_reported(doctor: ModuleType) -> None:
     given = cards("a", "b")
     given[1]["name leads to"] = ["127.0.1.1"]
     (fault,) = doctor.loopback_faults(given)
@@ -464,12 +475,12 @@ def test_name_that_leads_to_loopback(doctor: ModuleType) -> None:
     assert doctor.loopback_faults(given) == []
 
 
-def test_machine_with_too_few_gpus(doctor: ModuleType) -> None:
+def test_a_machine_with_too_few_gpus_is_reported(doctor: ModuleType) -> None:
     (fault,) = doctor.accelerator_faults(cards("a", "b", "b", accelerators=1))
     assert fault.what == "b has 1 accelerator for 2 ranks."
 
 
-def test_door_that_does_not_open(doctor: ModuleType) -> None:
+def test_a_closed_port_of_a_rank_is_reported(doctor: ModuleType) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         given = cards("a", "b", "c", address="127.0.0.1", listens=server.getsockname()[1])
         assert doctor.unreachable(given, 0, seconds=2) == []
@@ -487,5 +498,5 @@ def test_door_that_does_not_open(doctor: ModuleType) -> None:
         ([0, 1, 2, 5, 7, 8], "ranks 0 to 2, 5, 7 and 8"),
     ],
 )
-def test_ranks_are_named_shortly(numbers: list[int], text: str, doctor: ModuleType) -> None:
+def test_names_of_ranks_are_short(numbers: list[int], text: str, doctor: ModuleType) -> None:
     assert doctor.named(numbers) == text

@@ -19,7 +19,7 @@ from types import SimpleNamespace
 import processes
 import pytest
 from conftest import RECORDED, Book, Report
-from processes import HANG, carrying, left_behind, until
+from processes import HANG, left_behind, processes_with, until
 
 from worldsize.execution import runner
 from worldsize.model import ROOT
@@ -360,7 +360,7 @@ dist.barrier()
         "crash.py::cpu": [
             "snippets/t/crash.py:7",
             "crash.cpu.txt:2: `torchrun --nproc-per-node=2 crash.py`",
-            "rank 1 left with status 1",
+            "rank 1 exited with status 1",
             "ValueError: rank one is unwell",
         ],
         "killed.py::cpu": [
@@ -407,7 +407,7 @@ dist.barrier()
             "docs/missing_section.md:6",
             "no section, function or class 'nowhere'",
         ],
-        "missing_file.md": ["docs/missing_file.md:4", "no file snippets/t/nofile.py"],
+        "missing_file.md": ["docs/missing_file.md:4", "snippets/t/nofile.py does not exist"],
         "unhandled.md:3": ["docs/unhandled.md:3: nothing handles the language 'brainfuck'"],
         "unhandled.md:7": ["docs/unhandled.md:7: a fence without a language"],
         "unclosed.md": ["docs/unclosed.md:3"],
@@ -556,7 +556,7 @@ pathlib.Path(str(rank)).touch(); dist.barrier()
 def test_an_interrupted_session_leaves_nothing(book: Book) -> None:
     book.program("slow", "import time\ntime.sleep(600)\n", "$ python slow.py slow-mark-8813\n")
     process = book.start("snippets/t/slow.py")
-    until(lambda: carrying("slow-mark-8813", in_command=True), process)
+    until(lambda: processes_with("slow-mark-8813", in_command=True), process)
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=HANG)
     assert left_behind("slow-mark-8813", in_command=True) == []
@@ -569,7 +569,7 @@ def test_an_interruption_waits_until_what_is_started_is_known(book: Book) -> Non
         import os, signal, time
         from worldsize.execution import runner
 
-        start = runner._as_typed
+        start = runner._start_in_bash
 
         def interrupted(command, folder, *others):
             found = start(command, folder, *others)
@@ -578,7 +578,7 @@ def test_an_interruption_waits_until_what_is_started_is_known(book: Book) -> Non
             os.kill(os.getpid(), signal.SIGINT)
             return found
 
-        runner._as_typed = interrupted
+        runner._start_in_bash = interrupted
         """,
     )
     code = "import time\nopen('begun', 'w').close()\ntime.sleep(600)\n"
@@ -1312,7 +1312,7 @@ def sleeping(book: Book) -> str:
 
 @pytest.mark.parametrize(
     ("sent", "status", "says"),
-    [(signal.SIGALRM, 1, "the time is up"), (signal.SIGTERM, 130, "interrupted")],
+    [(signal.SIGALRM, 1, "the time budget is used up"), (signal.SIGTERM, 130, "interrupted")],
 )
 def test_a_recording_that_is_cut_short_keeps_what_it_has_and_goes_on_from_there(
     gpu: Gpu, tmp_path: Path, sent: signal.Signals, status: int, says: str
@@ -1345,7 +1345,7 @@ def test_a_recording_that_is_cut_short_keeps_what_it_has_and_goes_on_from_there(
     status, said = gpu.record("--archive", str(archive))
     assert status == 1
     assert "2 to record\n  snippets/t: sleeps.py, fails.py\n" in said
-    assert "not run, recorded, and unchanged since:\n  snippets/t: right.py\n" in said
+    assert "skipped (already recorded and unchanged):\n  snippets/t: right.py\n" in said
     with tarfile.open(archive) as tar:
         assert tar.getnames() == [".cache/gpu.txt", *new, "snippets/t/sleeps.cuda.txt"]
 
@@ -1374,13 +1374,13 @@ def test_what_is_missing_is_named_with_what_is_skipped_for_it(gpu: Gpu) -> None:
         gpu.book.write(f"snippets/t/{name}.py", "print(1)\n")
     status, said = gpu.record()
     assert status == 0 and "1 recorded, 0 failed, 0 left" in said
-    assert "not run, nothing_like_it is missing:\n  snippets/t: asks.py, named.py\n" in said
-    assert "not run, needs 2 GPUs:\n  snippets/t: two.py\n" in said
-    assert "names nothing there" in gpu.record("snippets/u")[1]
+    assert "skipped (nothing_like_it is missing):\n  snippets/t: asks.py, named.py\n" in said
+    assert "skipped (needs 2 GPUs):\n  snippets/t: two.py\n" in said
+    assert "lists no program in snippets/u" in gpu.record("snippets/u")[1]
     gpu.book.write("there", "no archive\n")
-    assert "is no archive" in gpu.record("--archive", "there")[1]
+    assert "is not an archive" in gpu.record("--archive", "there")[1]
     gpu.install()
-    assert "no NVIDIA GPU here" in gpu.record()[1]
+    assert "no NVIDIA GPU on this machine" in gpu.record()[1]
 
 
 def test_each_kind_of_gpu_has_a_transcript_and_is_held_to_its_own(gpu: Gpu) -> None:

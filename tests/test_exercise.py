@@ -1,7 +1,8 @@
-"""The exercise: how it begins, what its two programs share, and the second line of a hint.
+"""Tests of the exercise: its start file, the shared code of its programs, and its verdicts.
 
-Its wrong answers are graded in test_assessment.py; that the finished program passes and the slow
-one fails kindly, with each of its faults named, stands in their transcripts.
+test_assessment.py grades the wrong answers. The transcripts of the exercise show that the
+finished program passes, and that the slow program fails with a message for each of its
+mistakes.
 """
 
 import json
@@ -19,7 +20,7 @@ INPUTS = [
 ASSESSMENT = ROOT / "assessment"
 
 
-def test_exercise_begins_as_the_slow_program_and_is_not_overwritten(tmp_path: Path) -> None:
+def test_start_copies_the_slow_program_and_does_not_overwrite_it(tmp_path: Path) -> None:
     for status in (0, 1):
         done = run("python", LABS / "start.py", "exercise", cwd=tmp_path)
         assert done.returncode == status
@@ -28,7 +29,7 @@ def test_exercise_begins_as_the_slow_program_and_is_not_overwritten(tmp_path: Pa
     assert "does not overwrite your work" in done.stderr
 
 
-def test_other_ways_pass_and_more_says_how_to_fix_it(tmp_path: Path) -> None:
+def test_other_solutions_pass_and_option_more_prints_the_fix(tmp_path: Path) -> None:
     ours = (ASSESSMENT / "exercise.py").read_text()
     another = ours
     for old, new in (("torch.no_grad()", "torch.inference_mode()"), (", fused=True", "")):
@@ -50,8 +51,8 @@ def test_other_ways_pass_and_more_says_how_to_fix_it(tmp_path: Path) -> None:
     ("yours", "passes"),
     [(0.5, True), (0.9, True), (1.1, False), (0.049, True), (2.4, False)],
 )
-def test_both_margins_of_the_speed_hold(yours: float, passes: bool, monkeypatch) -> None:
-    """Ten times as long as the finished program, and a quarter of the slow one's time."""
+def test_both_limits_of_the_speed_apply(yours: float, passes: bool, monkeypatch) -> None:
+    """Test 10 times the time of the finished program, and 1/4 of the time of the slow one."""
     exercise = grader("exercise")
     finished, slow = (0.1, 9.0) if yours < 2 else (0.3, 9.0)
     seconds = {"yours": yours, "finished": finished, "slow": slow}
@@ -66,28 +67,30 @@ def test_both_margins_of_the_speed_hold(yours: float, passes: bool, monkeypatch)
 
 
 CURVE = [[2.4, 2.2], [2.1]]
-ON_A_GPU = {  # how the clock's program ended, and the hint that fits; "" passes
-    "as it should": ({}, CURVE, ""),
-    "another training": ({}, [[2.4, 1.9], [2.1]], "device_curve"),
+ON_A_GPU = {  # changes of the result, the loss curve, and the expected hint ("" if it passes)
+    "correct": ({}, CURVE, ""),
+    "different training": ({}, [[2.4, 1.9], [2.1]], "device_curve"),
     "an error": ({"status": 1, "stderr": "…\nRuntimeError: two devices"}, CURVE, "elsewhere"),
-    "no end": ({"status": -6, "stopped": "limit", "stderr": "stacks"}, CURVE, "slow"),
+    "timeout": ({"status": -6, "stopped": "limit", "stderr": "stacks"}, CURVE, "slow"),
 }
 
 
 @pytest.mark.parametrize("end", ON_A_GPU)
-def test_a_run_on_a_gpu_is_judged(end: str) -> None:
+def test_a_result_on_a_gpu_gets_the_right_hint(end: str) -> None:
     changes, yours, hint = ON_A_GPU[end]
     exercise = grader("exercise")
-    said = {
+    result = {
         "device": "cuda",
         "seconds": {"yours": 0.1, "finished": 0.1, "slow": 9.0},
         "curves": {"yours": yours, "finished": CURVE, "slow": CURVE},
     }
 
     def ran(*_: object, limit: float) -> object:
-        assert limit >= 240  # the slow program needs a minute there, and a machine may be busy
+        assert (
+            limit >= 240
+        )  # the slow program needs a minute on a GPU, and the machine may be busy
         return runner().CommandResult(
-            changes.get("status", 0), f"printed\n{json.dumps(said)}\n",
+            changes.get("status", 0), f"printed\n{json.dumps(result)}\n",
             changes.get("stderr", ""), 9.4, changes.get("stopped", ""),
         )  # fmt: skip
 
@@ -102,7 +105,7 @@ def test_a_run_on_a_gpu_is_judged(end: str) -> None:
                          "one ≈90.0 times"]  # fmt: skip
 
 
-def test_the_two_programs_of_the_exercise_share_what_must_stay() -> None:
+def test_both_programs_of_the_exercise_share_their_fixed_parts() -> None:
     ours, slow = (
         (ASSESSMENT / f"{name}.py").read_text() for name in ("exercise", "exercise_slow")
     )

@@ -1,4 +1,4 @@
-"""The failures on purpose: killed twenty times over, on a disk that is really small, interrupted."""
+"""Tests of the failure programs: repeated kills, a full file system, and interruptions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import uuid
 from pathlib import Path
 
 import pytest
-from processes import HANG, as_in_a_terminal, carrying, end, left_behind, start, until
+from processes import HANG, as_in_a_terminal, end, left_behind, processes_with, start, until
 
 ROOT = Path(__file__).resolve().parent.parent
 PROGRAMS = ROOT / "snippets/clusters"
@@ -21,15 +21,17 @@ INPUTS = [
     "snippets/clusters/full_disk.py",
 ]
 
-linux = pytest.mark.skipif(sys.platform != "linux", reason="Linux tells who is whose child")
+linux = pytest.mark.skipif(
+    sys.platform != "linux", reason="only Linux lists the children of a process"
+)
 
 
 @linux
-def test_a_rank_is_killed_at_random(pytestconfig) -> None:
-    """Each time another rank at another moment: `pytest -k killed_at_random --times 20`."""
+def test_training_survives_kills_at_random_moments(pytestconfig) -> None:
+    """Kill a different rank at a different moment: `pytest -k random_moments --times 20`."""
     times = pytestconfig.getoption("--times")
     if not times:
-        pytest.skip("its transcript does it once; --times 20 does it twenty times in a row")
+        pytest.skip("the transcript has one kill; run with --times 20 for twenty kills")
     command = [sys.executable, PROGRAMS / "kill_and_resume.py", "--times", str(times)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=HANG)
     print(done.stdout)
@@ -37,8 +39,8 @@ def test_a_rank_is_killed_at_random(pytestconfig) -> None:
 
 
 @linux
-def test_the_old_checkpoint_outlives_a_full_file_system(tmp_path: Path) -> None:
-    """On a tmpfs of 600 kB, in a mount namespace that ends with the command."""
+def test_the_old_checkpoint_survives_a_full_file_system(tmp_path: Path) -> None:
+    """Use a tmpfs of 600 kB in a mount namespace, which ends with the command."""
     small = ["unshare", "--mount"] if os.getuid() == 0 else ["unshare", "-rm"]
     mount = f"mount -t tmpfs -o size=600k small {tmp_path}"
     if (
@@ -47,7 +49,7 @@ def test_the_old_checkpoint_outlives_a_full_file_system(tmp_path: Path) -> None:
             [*small, "sh", "-c", mount], capture_output=True, check=False
         ).returncode
     ):
-        pytest.skip("this system lets nobody but root mount a small file system")
+        pytest.skip("on this system, only root can mount a small file system")
     program = f"{mount} && {sys.executable} {PROGRAMS / 'full_disk.py'} --on {tmp_path}"
     done = subprocess.run(
         [*small, "sh", "-c", program], capture_output=True, text=True, timeout=HANG
@@ -89,8 +91,8 @@ for name, refuse in ("one", ""), ("two", "fsync checkpoint.tmp"):
 
 
 @linux
-def test_a_checkpoint_is_on_the_disk_before_its_name(tmp_path: Path) -> None:
-    """The file, then its name, then the folder; and a full disk may show at the first of them."""
+def test_a_checkpoint_is_synced_before_it_gets_its_name(tmp_path: Path) -> None:
+    """Check the order: sync the file, rename it, sync the folder. The first sync can fail."""
     (tmp_path / "order.py").write_text(ORDER)
     env = os.environ | {"PYTHONPATH": str(PROGRAMS), "PYTHONDONTWRITEBYTECODE": "1"}
     out, err = start(["python", "order.py", str(tmp_path)], tmp_path, env).communicate(HANG)
@@ -105,7 +107,9 @@ def test_a_checkpoint_is_on_the_disk_before_its_name(tmp_path: Path) -> None:
     ("program", "sign"),
     [("node_cut_off", "*/beat.1"), ("kill_and_resume", "*/undisturbed/life.0")],
 )
-def test_an_interrupted_program_leaves_nothing(program: str, sign: str, tmp_path: Path) -> None:
+def test_an_interrupted_program_leaves_no_process_and_no_file(
+    program: str, sign: str, tmp_path: Path
+) -> None:
     tag = uuid.uuid4().hex
     running = subprocess.Popen(
         [sys.executable, PROGRAMS / f"{program}.py"],
@@ -116,7 +120,7 @@ def test_an_interrupted_program_leaves_nothing(program: str, sign: str, tmp_path
     )
     try:
         until(lambda: list(tmp_path.glob(sign)), running)
-        assert len(carrying(tag)) > 3  # the program, its torchruns, their ranks
+        assert len(processes_with(tag)) > 3  # the program, its torchruns and their ranks
         running.send_signal(signal.SIGINT)
         assert running.wait(timeout=HANG) != 0
         assert left_behind(tag) == []

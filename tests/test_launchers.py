@@ -1,4 +1,4 @@
-"""One training script under every launcher: each ends with the loss that plain torchrun gives."""
+"""Tests of the launchers: each runs the same script and reaches the loss of plain torchrun."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ yaml = pytest.importorskip("yaml")
 
 INPUTS = ["labs/launch"]
 LAUNCH = Path(__file__).resolve().parent.parent / "labs/launch"
-FINAL = "step 60, loss 0.05689"  # of one rank, of two, of three: the global batch is the same
+FINAL = "step 60, loss 0.05689"  # equal for one, two and three ranks: same global batch
 SLURM = ["munged", "slurmctld", "slurmd", "sbatch"]
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """An empty folder with the script and the job scripts."""
+    """Return a folder with copies of the training script and the job scripts."""
     for path in [LAUNCH / "train.py", *(LAUNCH / "slurm").iterdir()]:
         shutil.copy2(path, tmp_path)
     return tmp_path
@@ -52,23 +52,26 @@ TRAINED = [
 
 
 @pytest.mark.parametrize("name", TRAINED)
-def test_every_launcher_ended_with_the_same_loss(name: str) -> None:
-    """Their transcripts, to which each of them is held where its tools are installed."""
-    said = (LAUNCH / f"{name}.cpu.txt").read_text()
-    assert said.startswith("# recorded ")
-    last = [line for line in said.splitlines() if "loss" in line][-1]
+def test_every_launcher_reaches_the_same_loss(name: str) -> None:
+    """Check the transcripts.
+
+    Other tests compare them with runs where the tools are installed.
+    """
+    output = (LAUNCH / f"{name}.cpu.txt").read_text()
+    assert output.startswith("# recorded ")
+    last = [line for line in output.splitlines() if "loss" in line][-1]
     assert last.endswith(FINAL)
 
 
-def test_without_a_launcher_it_says_how_to_start_it(folder: Path) -> None:
+def test_without_a_launcher_the_script_says_how_to_start_it(folder: Path) -> None:
     ended = run(folder, f"env -u RANK -u WORLD_SIZE {sys.executable} train.py --checkpoints x")
     assert ended.returncode == 1
     assert "start this program with a launcher" in ended.stderr
     assert "Traceback" not in ended.stderr
 
 
-def test_by_hand_ends_the_others_when_a_rank_fails(folder: Path) -> None:
-    """Rank 1 fails at once, rank 0 would go on for ever."""
+def test_by_hand_ends_all_ranks_when_one_fails(folder: Path) -> None:
+    """Rank 1 fails at once; rank 0 would run forever."""
     (folder / "rank.py").write_text(
         "import os, sys, time\nif os.environ['RANK'] == '1': sys.exit(3)\ntime.sleep(1e9)\n"
     )
@@ -78,8 +81,8 @@ def test_by_hand_ends_the_others_when_a_rank_fails(folder: Path) -> None:
     assert left_behind(str(folder), in_command=True) == []
 
 
-def test_by_ssh_ends_the_others_when_a_host_fails(folder: Path) -> None:
-    """The second host fails at once, the first would go on for ever."""
+def test_by_ssh_ends_all_hosts_when_one_fails(folder: Path) -> None:
+    """The second host fails at once; the first one would run forever."""
     (folder / "rsh.sh").write_text('[ "$1" = b ] && exit 3\nexec sleep 1000000\n')
     command = f'HOSTS="a b" RSH="bash rsh.sh" bash {LAUNCH}/ssh/by_ssh.sh'
     ended = run(folder, command)
@@ -87,8 +90,10 @@ def test_by_ssh_ends_the_others_when_a_host_fails(folder: Path) -> None:
 
 
 def test_deepspeed_ends_the_other_node_when_one_fails(folder: Path) -> None:
-    """Its command starts a second one and does not pass signals on; a node that lost its port
-    left the other waiting for half an hour."""
+    """The deepspeed command starts another process and does not forward signals to it.
+
+    Without this check, a node that lost its port left the other node waiting for half an hour.
+    """
     (folder / "deepspeed").write_text(
         "#!/bin/bash\n[[ $* == *--node_rank=0* ]] && exit 3\n"
         f'bash -c "sleep 1000000; : {folder}"\n'
@@ -100,18 +105,18 @@ def test_deepspeed_ends_the_other_node_when_one_fails(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["ssh/by_ssh", "deepspeed/launch", "slurm/several_nodes"])
-def test_a_port_of_a_job_is_none_that_the_machine_hands_out(name: str) -> None:
-    said = (LAUNCH / f"{name}.sh").read_text()
-    first, count = map(int, re.search(r"\$\(\((\d+) \+ \S+ % (\d+)\)\)", said).groups())
-    assert first > 1024 and first + count <= 32768  # Linux's ip_local_port_range begins there
+def test_the_port_of_a_job_is_outside_the_ephemeral_range(name: str) -> None:
+    script = (LAUNCH / f"{name}.sh").read_text()
+    first, count = map(int, re.search(r"\$\(\((\d+) \+ \S+ % (\d+)\)\)", script).groups())
+    assert first > 1024 and first + count <= 32768  # the ephemeral ports of Linux begin there
 
 
-def test_a_checkpoint_that_was_cut_off_is_no_checkpoint(tmp_path: Path, monkeypatch) -> None:
-    """What the disk has not taken gets no name, and the one before it counts."""
+def test_an_incomplete_checkpoint_is_ignored(tmp_path: Path, monkeypatch) -> None:
+    """A checkpoint that could not be synced gets no name, so the previous one is loaded."""
     torch = pytest.importorskip("torch")
     monkeypatch.syspath_prepend(LAUNCH)
     train = importlib.import_module("train")
-    monkeypatch.delitem(sys.modules, "train")  # a name that others may want
+    monkeypatch.delitem(sys.modules, "train")  # other tests may use this name
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.AdamW(model.parameters())
     train.save(tmp_path, 20, model, optimizer)
@@ -126,52 +131,56 @@ def test_a_checkpoint_that_was_cut_off_is_no_checkpoint(tmp_path: Path, monkeypa
     assert train.resume(tmp_path, model, optimizer) == 40
 
 
-# --- How long ranks have: a save must fit torchrun's timeout, and that the notice -------------
+# --- time limits: saving < torchrun's shutdown timeout < the notice of the scheduler ----------
 
 
-def test_torchrun_gives_up_before_the_scheduler_does() -> None:
+def test_torchrun_times_out_before_the_scheduler_kills_it() -> None:
     for name in ("one_node", "several_nodes"):
-        said = (LAUNCH / f"slurm/{name}.sh").read_text()
-        notice = int(re.search(r"^#SBATCH --signal=TERM@(\d+)", said, re.M)[1])
-        timeout = int(re.search(r"^export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=(\d+)", said, re.M)[1])
+        script = (LAUNCH / f"slurm/{name}.sh").read_text()
+        notice = int(re.search(r"^#SBATCH --signal=TERM@(\d+)", script, re.M)[1])
+        timeout = int(
+            re.search(r"^export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=(\d+)", script, re.M)[1]
+        )
         assert 30 < timeout < notice
     for name in ("trainjob", "pytorchjob"):
-        said = (LAUNCH / f"kubernetes/{name}.yaml").read_text()
-        notice = int(re.search(r"terminationGracePeriodSeconds: (\d+)", said)[1])
-        timeout = int(re.search(r'TORCH_ELASTIC_SHUTDOWN_TIMEOUT, value: "(\d+)"', said)[1])
+        script = (LAUNCH / f"kubernetes/{name}.yaml").read_text()
+        notice = int(re.search(r"terminationGracePeriodSeconds: (\d+)", script)[1])
+        timeout = int(re.search(r'TORCH_ELASTIC_SHUTDOWN_TIMEOUT, value: "(\d+)"', script)[1])
         assert 30 < timeout < notice
 
 
-# --- Slurm, the real one ------------------------------------------------------------------
+# --- Slurm: tests with a real installation -------------------------------------------------
 
 
 def slurm_or_skip() -> None:
     missing = [name for name in SLURM if not shutil.which(name, path=environment()["PATH"])]
     if missing:
-        pytest.skip(f"no Slurm: {', '.join(missing)} not installed (slurm-wlm, munge)")
+        pytest.skip(f"Slurm needs {', '.join(missing)}: install slurm-wlm and munge")
     if os.geteuid() != 0:
-        pytest.skip("the rehearsal of Slurm needs root")
+        pytest.skip("the rehearsal of Slurm must run as root")
 
 
-def nothing_left(folder: Path) -> None:
+def assert_nothing_left(folder: Path) -> None:
     assert left_behind(str(folder), in_command=True) == []
-    assert not list(folder.glob("slurm-*")), "the cluster's folder"
+    assert not list(folder.glob("slurm-*")), "the folder of the cluster still exists"
 
 
-def test_a_job_whose_time_is_up_saves_queues_again_and_loses_no_step() -> None:
-    said = (LAUNCH / "slurm/rehearse.cpu.txt").read_text()
-    assert "Restarts=1" in said
-    assert "run 0 of job world-size on 2 nodes\n2 ranks, from the beginning\ntime is up" in said
-    saved = int(re.search(r"time is up: saved step ≈(\d+), leaving", said)[1])
-    assert int(re.search(r"2 ranks, resumed at step ≈(\d+)", said)[1]) == saved
+def test_a_job_at_its_time_limit_saves_and_continues_without_a_lost_step() -> None:
+    output = (LAUNCH / "slurm/rehearse.cpu.txt").read_text()
+    assert "Restarts=1" in output
+    assert (
+        "run 0 of job world-size on 2 nodes\n2 ranks, from the beginning\ntime is up" in output
+    )
+    saved = int(re.search(r"time is up: saved step ≈(\d+), leaving", output)[1])
+    assert int(re.search(r"2 ranks, resumed at step ≈(\d+)", output)[1]) == saved
     assert 5 < saved < 60, "between the first checkpoint and the end"
-    # the engine compares no digits behind ≈, but the number of different ones on every run
-    assert said.rstrip().splitlines()[-1] == f"      2 step ≈{saved}"
+    # digits after ≈ are not compared, but the number of distinct values must be the same
+    assert output.rstrip().splitlines()[-1] == f"      2 step ≈{saved}"
 
 
 @pytest.mark.parametrize("again", [(), (0.05, 0.1)], ids=["once", "thrice"])
-def test_a_rehearsal_that_is_interrupted_leaves_nothing(folder: Path, again: tuple) -> None:
-    """Also where somebody presses Ctrl-C again because it takes a while."""
+def test_an_interrupted_rehearsal_leaves_nothing(folder: Path, again: tuple) -> None:
+    """Test one Ctrl-C, and three in a row from an impatient user."""
     slurm_or_skip()
     process = subprocess.Popen(
         [sys.executable, "rehearse.py", "--nodes", "2", "sleep", "77"],
@@ -182,15 +191,15 @@ def test_a_rehearsal_that_is_interrupted_leaves_nothing(folder: Path, again: tup
         time.sleep(pause)
         process.send_signal(signal.SIGINT)
     assert process.wait(HANG) == 128 + signal.SIGINT
-    nothing_left(folder)
+    assert_nothing_left(folder)
 
 
-# --- Kubernetes: the manifests against the published models of their schemas ----------------
+# --- Kubernetes: the manifests and the published models of their schemas --------------------
 
 
 @pytest.fixture
 def understood():
-    """The program of the page that asks the models."""
+    """Return the page's program, which checks manifests with these models."""
     pytest.importorskip("kubeflow_trainer_api.models")
     pytest.importorskip("kubeflow.training.api_client")
     path = LAUNCH / "kubernetes/understood.py"
@@ -201,7 +210,7 @@ def understood():
 
 
 @pytest.mark.parametrize("name", ["trainjob", "pytorchjob"])
-def test_manifest_says_what_its_schema_knows(name: str, understood) -> None:
+def test_the_schema_accepts_every_field_of_a_manifest(name: str, understood) -> None:
     manifest = yaml.safe_load((LAUNCH / f"kubernetes/{name}.yaml").read_text())
     assert not understood.unknown_fields(manifest, understood.round_trip(manifest))
     manifest["spec"]["nodesPerJob"] = 3

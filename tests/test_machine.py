@@ -1,4 +1,4 @@
-"""Machines that lack something: the book works there, or one sentence names cause and cure."""
+"""Tests on restricted machines: the book works, or a message names the problem and the fix."""
 
 from __future__ import annotations
 
@@ -24,10 +24,13 @@ ROOT = Path(__file__).resolve().parent.parent
 PYTEST = f"'{sys.executable}' -m pytest -p no:cacheprovider --color=no --launcher=process"
 
 
-def elsewhere(spaces: str, script: str, folder: Path, **variables: str) -> tuple[int, str]:
-    """Run a script in namespaces of its own; return its status and all that it said.
+def run_in_namespaces(
+    spaces: str, script: str, folder: Path, **variables: str
+) -> tuple[int, str]:
+    """Run a script in new namespaces; return its status and its output.
 
-    `spaces`: the options of unshare, `--net` say. Who is not root becomes it there.
+    `spaces` contains options of unshare, for example `--net`. In the namespaces, the user is
+    root.
     """
     own = [[], ["--map-root-user"]]
     tools = (
@@ -53,22 +56,24 @@ def elsewhere(spaces: str, script: str, folder: Path, **variables: str) -> tuple
     return done.returncode, done.stdout
 
 
-def test_without_loopback_one_sentence_says_so(book: Book) -> None:
+def test_without_loopback_the_error_names_the_fix(book: Book) -> None:
     book.program("hello", "print(1)\n", "$ python hello.py\n1\n")
-    status, said = elsewhere("--net", PYTEST, book.root)
-    assert status != 0 and "this machine does not reach 127.0.0.1" in said, said
-    assert "ip link set lo up" in said and "Traceback" not in said, said
+    status, output = run_in_namespaces("--net", PYTEST, book.root)
+    assert status != 0 and "this machine does not reach 127.0.0.1" in output, output
+    assert "ip link set lo up" in output and "Traceback" not in output, output
 
 
-def test_a_host_name_that_leads_nowhere_is_not_given_to_ranks(tmp_path: Path) -> None:
+def test_ranks_use_localhost_if_the_host_name_does_not_resolve(tmp_path: Path) -> None:
     code = "from worldsize.execution import runner; from pathlib import Path; "
     code += "print(runner.environment(Path('x/y'), 'cpu').get('PET_LOCAL_ADDR'))"
     script = "hostname no-such-name.invalid; "
-    status, said = elsewhere("--uts", f'{script} "{sys.executable}" -c "{code}"', tmp_path)
-    assert (status, said.split()) == (0, ["localhost"]), said
+    status, output = run_in_namespaces(
+        "--uts", f'{script} "{sys.executable}" -c "{code}"', tmp_path
+    )
+    assert (status, output.split()) == (0, ["localhost"]), output
 
 
-def test_a_terminal_that_lacks_a_character_gets_another(tmp_path: Path) -> None:
+def test_characters_that_the_terminal_cannot_show_are_replaced(tmp_path: Path) -> None:
     start = [sys.executable, ROOT / "labs/start.py", "2"]
     subprocess.run(start, cwd=tmp_path, check=True, stdout=subprocess.DEVNULL)
     file = (tmp_path / "my_labs/lab02_ddp.py").rename(tmp_path / "lab02_ddp-Ψ.py")
@@ -82,29 +87,31 @@ def test_a_terminal_that_lacks_a_character_gets_another(tmp_path: Path) -> None:
     assert done.returncode == 1 and "lab02_ddp-?.py, graded on" in done.stdout, done
 
 
-def test_a_full_disk_is_named(book: Book) -> None:
-    """The folder for temporary files takes a small file, and not this program."""
+def test_a_full_disk_is_reported(book: Book) -> None:
+    """The temporary folder has space for a small file, but not for this program."""
     large = "#" * 400_000
     book.program("large", f"print(1)\n{large}\n", "$ python large.py\n1\n", embed=False)
     small = book.root / "small"
     small.mkdir()
     script = f"mount -t tmpfs -o size=64k none '{small}'; {PYTEST} -k cpu"
-    status, said = elsewhere("--mount", script, book.root, TMPDIR=str(small))
-    assert status != 0 and f"{host_checks.FULL}: make room" in said, said
-    assert "Traceback" not in said, said
+    status, output = run_in_namespaces("--mount", script, book.root, TMPDIR=str(small))
+    assert status != 0 and f"{host_checks.FULL}: make room" in output, output
+    assert "Traceback" not in output, output
 
 
 @pytest.mark.skipif(shutil.which("ip") is None, reason="this machine has no ip")
 def test_grading_needs_no_name_server(tmp_path: Path) -> None:
-    """torch's store asks one for the name of each rank, and says so where none answers."""
+    """torch looks up the name of each rank, and prints a warning if no server answers."""
     check = f"'{sys.executable}' '{ROOT}/labs/check.py' '{ROOT}/labs/lab02_ddp.py' --step 2"
-    status, said = elsewhere("--net", f"ip link set lo up; {check}", tmp_path)
-    assert status == 0 and "cannot be retrieved" not in said, said
+    status, output = run_in_namespaces("--net", f"ip link set lo up; {check}", tmp_path)
+    assert status == 0 and "cannot be retrieved" not in output, output
 
 
-@pytest.mark.parametrize("command", ["test", "record", "mutants", "gpu", "site", "serve"])
-def test_make_names_a_disk_without_one_free_byte(command: str) -> None:
-    """Where no file may have a byte, Python finds no folder for temporary ones."""
+@pytest.mark.parametrize(
+    "command", ["test", "record", "mutants", "record-gpu", "site", "serve"]
+)
+def test_make_reports_a_disk_without_free_space(command: str) -> None:
+    """If files must be empty, Python finds no usable folder for temporary files."""
     if shutil.which("make") is None:
         pytest.skip("this machine has no make")
     done = subprocess.run(
@@ -115,14 +122,16 @@ def test_make_names_a_disk_without_one_free_byte(command: str) -> None:
     assert f"or use a different folder: TMPDIR=FOLDER make {command}" in done.stderr
 
 
-def test_a_folder_is_gone_although_its_removal_was_interrupted(monkeypatch) -> None:
+def test_a_temporary_folder_is_removed_despite_an_interruption(monkeypatch) -> None:
     remove = shutil.rmtree
 
     def interrupted(*arguments, **options) -> None:
         signal.raise_signal(signal.SIGINT)
         remove(*arguments, **options)
 
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # `&` ignores it
+    before = signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # background jobs ignore it
     try:
         with pytest.raises(KeyboardInterrupt), runner.empty_folder() as folder:
             (folder / "large").touch()
@@ -132,13 +141,13 @@ def test_a_folder_is_gone_although_its_removal_was_interrupted(monkeypatch) -> N
     assert not folder.parent.exists()
 
 
-@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="only Linux knows batch processes")
-def test_a_session_and_what_it_starts_drive_nobody_from_a_core(book: Book, monkeypatch) -> None:
-    """But what is recorded is timed as readers will start it."""
-    # a warm Python started before, as a batch process
+@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="only Linux has batch scheduling")
+def test_tests_use_batch_scheduling_but_recording_does_not(book: Book, monkeypatch) -> None:
+    """Recorded times must be those that readers get, so recording uses normal scheduling."""
+    # the fork server may already run with batch scheduling
     monkeypatch.setattr("processes.LAUNCHER", [None])
     book.program("how", "import os\nprint(os.sched_getscheduler(0))\n", "$ python how.py\n")
-    mine = os.sched_getscheduler(0)  # what is started inherits it
+    mine = os.sched_getscheduler(0)  # child processes inherit it
     os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
     recorded = book.pytest("--record", "--device", "cpu", "snippets")
     host_checks.use_batch_scheduling()
@@ -146,42 +155,42 @@ def test_a_session_and_what_it_starts_drive_nobody_from_a_core(book: Book, monke
     assert book.read("snippets/t/how.cpu.txt").endswith(f"\n{os.SCHED_OTHER}\n"), recorded
 
 
-def test_a_copy_that_did_not_fit_is_not_left(tmp_path: Path) -> None:
-    """A learner makes room, and the same command writes the copy."""
+def test_an_incomplete_copy_is_removed_on_a_full_disk(tmp_path: Path) -> None:
+    """Afterwards, a learner can free some space and run the same command again."""
     start = f"'{sys.executable}' '{ROOT}/labs/start.py' 2"
     script = "mount -t tmpfs -o size=16k none .; cd .; "
     script += f"{start} && exit 9; test ! -e my_labs/lab02_ddp.py"
-    status, said = elsewhere("--mount", f"cd '{tmp_path}'; {script}", tmp_path)
-    assert status == 0, said
+    status, output = run_in_namespaces("--mount", f"cd '{tmp_path}'; {script}", tmp_path)
+    assert status == 0, output
     assert (
-        f"start.py cannot write my_labs/lab02_ddp.py: {host_checks.FULL}. Make sure" in said
-    ), said
+        f"start.py cannot write my_labs/lab02_ddp.py: {host_checks.FULL}. Make sure" in output
+    ), output
 
 
-def test_a_book_that_can_only_be_read_passes(tmp_path: Path) -> None:
-    """Under a path with a space and an umlaut, and in the locale C."""
+def test_a_read_only_book_passes(tmp_path: Path) -> None:
+    """The path contains a space and an umlaut, and the locale is C."""
     root = tmp_path / "mein Büch"
     root.mkdir()
     book = Book(root)
     book.program("größe", "print('Ψ = 1')\n", "$ python größe.py\nΨ = 1\n")
     where = 'mount --bind . .; mount -o remount,bind,ro .; cd "$PWD"; '
-    status, said = elsewhere("--mount", where + PYTEST, root, LC_ALL="C")
-    assert status == 0 and "what passed cannot be noted" in said, said
-    assert "Traceback" not in said, said
+    status, output = run_in_namespaces("--mount", where + PYTEST, root, LC_ALL="C")
+    assert status == 0 and "what passed cannot be noted" in output, output
+    assert "Traceback" not in output, output
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_terminated_session_leaves_nothing(
+def test_a_terminated_session_leaves_no_process_and_no_file(
     book: Book, workers: int, tmp_path_factory
 ) -> None:
-    """make passes SIGTERM on to pytest alone, Ctrl-C in a terminal reaches the workers too."""
+    """make forwards SIGTERM to pytest only; Ctrl-C in a terminal also reaches the workers."""
     if workers:
         pytest.importorskip("xdist")
     mark, folder = f"asleep-{os.getpid()}-{workers}", tmp_path_factory.mktemp("temporary")
     begun = folder / "begun"
     code = f"import pathlib, time\npathlib.Path({str(begun)!r}).touch()\ntime.sleep(3600)\n"
     conftest = "import tempfile\ndef pytest_runtestloop(): tempfile.mkdtemp()\n"
-    book.write("conftest.py", conftest)  # something that is nobody's to remove
+    book.write("conftest.py", conftest)  # creates a folder that no fixture removes
     book.program("asleep", f"{code}# {mark}\n", f"$ python asleep.py {mark}\n")
     process = subprocess.Popen(
         [*PYTEST.replace("'", "").split(), *(["-n", str(workers)] if workers else [])],
@@ -196,17 +205,17 @@ def test_a_terminated_session_leaves_nothing(
     try:
         until(begun.exists, process)
         process.send_signal(signal.SIGTERM)
-        said, _ = process.communicate(timeout=HANG)
+        output, _ = process.communicate(timeout=HANG)
     finally:
         process.kill()
-    assert process.returncode == pytest.ExitCode.INTERRUPTED, said
+    assert process.returncode == pytest.ExitCode.INTERRUPTED, output
     assert not left_behind(mark, in_command=True)
     assert not left_behind(str(folder))
     assert {each.name.partition("-")[0] for each in folder.iterdir()} <= {"begun", "pytest"}
 
 
-def test_an_interrupted_install_is_repaired(tmp_path: Path) -> None:
-    """A .venv whose Python is gone is made again, and what pip did not finish is installed."""
+def test_an_interrupted_installation_is_repaired(tmp_path: Path) -> None:
+    """A .venv without a Python is created again, and an incomplete package is reinstalled."""
     if shutil.which("make") is None:
         pytest.skip("this machine has no make")
     shutil.copy(ROOT / "Makefile", tmp_path)
@@ -224,10 +233,10 @@ def test_an_interrupted_install_is_repaired(tmp_path: Path) -> None:
     stamp = tmp_path / ".venv/.read"
     (tmp_path / ".venv/bin").mkdir(parents=True)
     (tmp_path / ".venv/bin/python").symlink_to("/nowhere/python3")
-    stamp.touch()  # of the Python that is gone
+    stamp.touch()  # written by the Python that does not exist any more
 
     def make() -> tuple[int, str]:
-        # with `make test PYTHON=python3` an inner make would inherit that variable
+        # an inner make would inherit the variable of `make test PYTHON=python3`
         env = {key: text for key, text in os.environ.items() if not key.startswith("MAKE")}
         env |= {
             "PIP_NO_INDEX": "1",
@@ -240,27 +249,27 @@ def test_an_interrupted_install_is_repaired(tmp_path: Path) -> None:
         )  # fmt: skip
         return done.returncode, done.stdout + done.stderr
 
-    status, said = make()
-    assert status == 0 and "Creating the environment .venv" in said and stamp.exists(), said
+    status, output = make()
+    assert status == 0 and "Creating the environment .venv" in output and stamp.exists(), output
     (folder,) = tmp_path.glob(".venv/lib/python*/site-packages")
     stamp.unlink()
     (folder / "tiny.py").unlink()
-    (folder / "tiny-1.dist-info/INSTALLER").unlink()  # killed before it wrote this
-    status, said = make()
-    assert status == 0 and (folder / "tiny.py").exists(), said
-    assert "Creating the environment" not in said
-    wanted.write_text("tiny==2\n")  # newer than the stamp, and not to be had
+    (folder / "tiny-1.dist-info/INSTALLER").unlink()  # as if pip was killed before writing it
+    status, output = make()
+    assert status == 0 and (folder / "tiny.py").exists(), output
+    assert "Creating the environment" not in output
+    wanted.write_text("tiny==2\n")  # newer than the stamp, but not available
     os.utime(stamp, (0, 0))
-    status, said = make()
-    assert status != 0 and "pip printed the reason above" in said, said
+    status, output = make()
+    assert status != 0 and "pip printed the reason above" in output, output
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has /proc")
-def test_processes_are_found_where_the_kernel_keeps_no_list_of_children(monkeypatch) -> None:
+def test_processes_are_found_without_the_kernels_list_of_children(monkeypatch) -> None:
     with subprocess.Popen(
         ["sh", "-c", "sleep 3600 & echo; wait"], stdout=subprocess.PIPE
     ) as shell:
-        shell.stdout.readline()  # its child has been started
+        shell.stdout.readline()  # wait until its child has started
         listed = grading._descendants(shell.pid)
         monkeypatch.setattr(grading.os.path, "exists", lambda _: False)
         found = grading._descendants(shell.pid)

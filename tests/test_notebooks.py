@@ -1,4 +1,4 @@
-"""The notebooks of programs and labs: that they write what the book has, and print it."""
+"""Tests of the notebooks: they write the files of the book and print its outputs."""
 
 import copy
 import json
@@ -19,45 +19,46 @@ from worldsize.site import labs, notebooks
 INPUTS = ("snippets", "labs", "graders", "assessment", "requirements")
 WRITES = "%%writefile "
 RUN = (
-    "snippets/04_zero_and_fsdp/wrapping.py",  # by torchrun
-    "snippets/planner/rank_memory.py",  # modules and tables beside it; it draws; one command fails
+    "snippets/04_zero_and_fsdp/wrapping.py",  # uses torchrun
+    # uses modules and tables next to it, draws a figure, and has a failing command
+    "snippets/planner/rank_memory.py",
     "labs/lab07_pytorch_gpu.py",
 )
 
 
 @cache
-def every() -> dict[str, nbformat.NotebookNode]:
+def all_notebooks() -> dict[str, nbformat.NotebookNode]:
     around = "What it does.", "https://book.example/", "https://github.com/a/b"
     having = [each for each in programs(ROOT) if notebooks.place(each)]
     made = {each.name: notebooks.notebook(each, *around) for each in having}
     return {name: nbformat.from_dict(json.loads(text)) for name, text in made.items()}
 
 
-def written(notebook: nbformat.NotebookNode) -> dict[str, str]:
-    """The files that a notebook writes, by name."""
+def written_files(notebook: nbformat.NotebookNode) -> dict[str, str]:
+    """Return the files that a notebook writes, by name."""
     sources = [cell.source.partition("\n") for cell in notebook.cells]
     return {head[12:]: body + "\n" for head, _, body in sources if head.startswith(WRITES)}
 
 
-def test_a_notebook_writes_what_the_program_needs_and_types_its_commands() -> None:
-    assert len(every()) > 500
-    for name, notebook in every().items():
+def test_a_notebook_writes_the_files_of_a_program_and_runs_its_commands() -> None:
+    assert len(all_notebooks()) > 500
+    for name, notebook in all_notebooks().items():
         program = Program(ROOT, ROOT / name)
         if name.startswith("labs/"):
             continue
         needs = [program, *program.dependencies("cpu")]
         paths = [*(each.path for each in needs), *program.data("cpu")]
-        assert written(notebook) == {each.name: each.read_text("utf-8") for each in paths}
+        assert written_files(notebook) == {each.name: each.read_text("utf-8") for each in paths}
         command_line = [cell.source for cell in notebook.cells if "outputs" in cell]
         for command in program.transcript("cpu").commands:
             assert any(source.endswith(command.command_line) for source in command_line), name
 
 
-def test_a_lab_is_the_copy_with_blanks() -> None:
+def test_the_notebook_of_a_lab_has_the_blanks() -> None:
     blank = runpy.run_path(str(ROOT / "labs/start.py"))["blank"]
-    for name, notebook in every().items():
+    for name, notebook in all_notebooks().items():
         if name.startswith("labs/"):
-            copy = "".join(text for _, text in sorted(written(notebook).items()))
+            copy = "".join(text for _, text in sorted(written_files(notebook).items()))
             assert "raise NotImplementedError" in copy or '#error "step' in copy
             cells = labs.cells(blank((ROOT / name).read_text("utf-8")))
             code = "".join(f"# %%\n{c.source}\n\n" for c in cells if c.cell_type == "code")
@@ -66,12 +67,12 @@ def test_a_lab_is_the_copy_with_blanks() -> None:
 
 @pytest.mark.parametrize("name", RUN)
 def test_a_notebook_prints_what_the_book_shows(name: str, tmp_path: Path) -> None:
-    notebook, program = every()[name], Program(ROOT, ROOT / name)
+    notebook, program = all_notebooks()[name], Program(ROOT, ROOT / name)
     run = copy.deepcopy(notebook)
     if lab := name.startswith("labs/"):
-        for folder in ("labs", "graders"):  # else it would get them from the repository
+        for folder in ("labs", "graders"):  # otherwise the notebook would clone the repository
             (tmp_path / folder).symlink_to(ROOT / folder)
-        run.cells.pop()  # the grader, which tests/test_labs.py starts often enough
+        run.cells.pop()  # the cell that grades the lab, which tests/test_labs.py tests
     where = {"resources": {"metadata": {"path": tmp_path}}, "timeout": None}
     NotebookClient(run, **where).execute(env=runner.environment(tmp_path, "cpu"))
     printed = [

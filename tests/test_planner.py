@@ -1,4 +1,4 @@
-"""The planner: odd questions get sense or a sentence, and what it emits can be read."""
+"""Tests of the planner: its numbers, its launch files, and its messages about wrong input."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def plan(*words: str, program: str = "plan.py") -> subprocess.CompletedProcess:
         (["--score", str(FOLDER / "plan.py")], "there is no column nodes"),
     ],
 )
-def test_bad_input_is_one_sentence_that_names_the_field(words: list[str], field: str) -> None:
+def test_wrong_input_gives_one_sentence_with_the_field(words: list[str], field: str) -> None:
     run = plan(*words)
     assert run.returncode == 1 and not run.stdout
     assert field in run.stderr and "Traceback" not in run.stderr
@@ -88,13 +88,13 @@ def test_bad_input_is_one_sentence_that_names_the_field(words: list[str], field:
 
 
 @pytest.mark.parametrize(
-    "words, said",
+    "words, message",
     [
         (["--model", "llama-3-8b", "--gpus", "1", "--batch", "128K"], "none of"),
         (["--model", "llama-3-8b", "--gpus", "7", "--batch", "3670016"], "DP 7"),
         (["--model", "llama-3-8b", "--gpus", "64", "--sequence", "1M", "--batch", "8M"], "CP "),
         (["--model", "mixtral-8x7b", "--gpus", "64"], "EP 8"),
-        # an MLP's matrix that has as many elements, cut by TP 4, as a norm
+        # one matrix of an MLP, cut by TP 4, has the same number of elements as a norm
         (["--model", f"{SMALL},gated=false", "--gpus", "8", "--batch", "64K"], "TP 4"),
         (
             ["--gpus", "8", "--why", "tp=8,dp=1", "--tokens", "1T", "--price", "2"],
@@ -111,14 +111,14 @@ def test_bad_input_is_one_sentence_that_names_the_field(words: list[str], field:
         ),
     ],
 )
-def test_odd_questions_make_sense(words: list[str], said: str) -> None:
+def test_unusual_input_gives_a_result(words: list[str], message: str) -> None:
     run = plan(*words, *["--top", "2"] * ("--why" not in words))
     assert run.returncode == 0, run.stderr
-    assert said in run.stdout
+    assert message in run.stdout
 
 
 @pytest.mark.parametrize(
-    "text, said",
+    "text, message",
     [
         (HEAD, "--score: the file has no rows"),
         (HEAD.replace(",memory_gib", "") + ROW, "--score: there is no column memory_gib"),
@@ -133,24 +133,24 @@ def test_odd_questions_make_sense(words: list[str], said: str) -> None:
         (HEAD + ROW.replace(",64,", ",32,"), "throughput: no rows\n"),
     ],
 )
-def test_any_rows_are_scored_or_a_sentence_names_what_is_wrong(
-    tmp_path: Path, text: str, said: str
+def test_a_file_of_runs_is_scored_or_one_sentence_names_the_error(
+    tmp_path: Path, text: str, message: str
 ) -> None:
     file = tmp_path / "rows.csv"
     file.write_text(text, "utf-8")
     run = plan("--score", str(file))
-    assert said.replace("FILE", str(file)) in (run.stderr if run.returncode else run.stdout)
+    assert message.replace("FILE", str(file)) in (run.stderr if run.returncode else run.stdout)
     assert len(run.stderr.splitlines()) == run.returncode
 
 
-def test_a_stage_needs_sequences_that_its_layout_can_cut() -> None:
+def test_a_stage_needs_sequences_that_its_layout_can_split() -> None:
     run = plan("--cp", "3", program="rank_memory.py")
     assert (run.returncode, run.stderr) == (1, "TP 4 and CP 3 do not cut 8,192 tokens evenly\n")
     run = plan("--tp", "2", "--pp", "1", "--sequence", "8190", program="rank_memory.py")
     assert "CP          TP 2 and CP 2 do not cut 8,190 tokens evenly\n" in run.stdout
 
 
-def test_what_is_emitted_can_be_read() -> None:
+def test_launch_files_can_be_parsed() -> None:
     small = ["--model", "llama-3-8b", "--gpus", "16", "--top", "1"]
     torchtitan = plan(*small, "--emit", "torchtitan").stdout
     module = ast.parse(
@@ -172,23 +172,23 @@ def test_what_is_emitted_can_be_read() -> None:
 
 
 def printed(code: str) -> str:
-    """What Python prints that has all of plan.py."""
+    """Return what this code prints; all names of plan.py are imported."""
     command = [sys.executable, "-c", f"from plan import *; {code}"]
     return subprocess.run(
         command, cwd=FOLDER, capture_output=True, text=True, check=True
     ).stdout
 
 
-def told(code: str) -> list:
+def evaluate(code: str) -> list:
     return json.loads(printed(code))
 
 
 def emitted(target: str, model: str = "llama-3-8b", **layout: int | str) -> str:
-    asked = f"argparse.Namespace(model={model!r}, sequence=8192), the_model({model!r})"
-    return printed(f"print(emit({target!r}, {asked}, Layout(**{layout}), the_gpu('h100')))")
+    arguments = f"argparse.Namespace(model={model!r}, sequence=8192), the_model({model!r})"
+    return printed(f"print(emit({target!r}, {arguments}, Layout(**{layout}), the_gpu('h100')))")
 
 
-def test_each_target_gets_the_layout_that_was_planned() -> None:
+def test_each_launch_file_contains_the_planned_layout() -> None:
     sharded = emitted("megatron", dp=16, zero=3)
     assert "--data-parallel-sharding-strategy optim_grads_params" in sharded
     assert "--rdzv-endpoint" in sharded and "--rdzv-endpoint" not in emitted("fsdp", dp=8)
@@ -210,7 +210,7 @@ def test_each_target_gets_the_layout_that_was_planned() -> None:
     pipeline = emitted("torchtitan", "llama-3-405b", **chunked)
     assert "= 'Interleaved1F1B'" in pipeline and "per_stage = 4" in pipeline
     assert "less_layers = 1" in pipeline and "model_registry('405B')" in pipeline
-    for layout in ({"tp": 8}, {"cp": 2, "zero": 1}):  # without it Megatron-LM stops on an H100
+    for layout in ({"tp": 8}, {"cp": 2, "zero": 1}):  # Megatron-LM stops on an H100 without it
         assert emitted("megatron", **layout).startswith("CUDA_DEVICE_MAX_CONNECTIONS=1 torch")
     assert emitted("megatron", tp=2, dp=4, zero=3).startswith("torchrun")
     uneven = emitted("megatron", "llama-3-405b", **chunked)  # 126 layers and two ends by 16
@@ -238,8 +238,8 @@ def test_each_target_gets_the_layout_that_was_planned() -> None:
         assert "DP alone" in emitted(target, "mixtral-8x7b", dp=8, ep=8)
 
 
-def test_what_does_not_fit_lacks_what_is_said() -> None:
-    """The search leaves most of them after a bound; what it prints is the whole need."""
+def test_the_missing_memory_of_a_layout_is_right() -> None:
+    """The search skips most layouts after a bound, but it prints the total memory they need."""
     for model, gpus in (("llama-3-70b", 64), ("llama-3-405b", 1024)):
         nearest = re.findall(
             r"^  DP (\d+) PP (\d+)(?:×(\d))? TP (\d+)(?: CP (\d+))? b (\d+)(?: (ZeRO-1|ZeRO-2|FSDP))?"
@@ -261,7 +261,7 @@ GPU |= {"network": "1e9", "node": "4"}
 
 
 def own(folder: Path, **changed: str | None) -> str:
-    """A hardware file with one GPU, `mine`; None leaves a field out."""
+    """Write a hardware file with one GPU, `mine`, and return its path; None removes a field."""
     fields = {name: value for name, value in (GPU | changed).items() if value is not None}
     file = folder / "own.toml"
     text = "\n".join(f"{name} = {value}" for name, value in fields.items())
@@ -270,7 +270,7 @@ def own(folder: Path, **changed: str | None) -> str:
 
 
 def main_of_plan(words: list[str], capsys, monkeypatch) -> tuple[str, str]:
-    """What plan.py prints, and the sentence with which it stops, in this process."""
+    """Run plan.py in this process; return its output and its error message."""
     monkeypatch.syspath_prepend(str(FOLDER))
     import plan
 
@@ -283,10 +283,10 @@ def main_of_plan(words: list[str], capsys, monkeypatch) -> tuple[str, str]:
     return capsys.readouterr().out, stopped
 
 
-def test_every_pair_of_options_has_an_effect_or_a_sentence(
+def test_every_pair_of_options_has_an_effect_or_an_error_message(
     tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With both options the output differs from each alone, or a sentence names one of them."""
+    """The output differs from the output with one option, or a sentence names an option."""
     values = {
         "model": "layers=4,hidden=4096,heads=32,ffn=16384,vocabulary=4096", "gpus": "16", "gpu": "a100",
         "hardware": own(tmp_path), "inter-node": "20MB/s", "sequence": "512", "batch": "16K",
@@ -297,26 +297,26 @@ def test_every_pair_of_options_has_an_effect_or_a_sentence(
     common = {"model": "layers=2,hidden=4096,heads=32,ffn=16384,vocabulary=4096"}
     common |= {"gpus": "32", "sequence": "1K", "batch": "64K"}
     needed = {"price": ["tokens"], "save": ["tokens"], "restart": ["tokens", "save"]}
-    needed |= {"why": ["gpus"]}  # the other options that an option needs
+    needed |= {"why": ["gpus"]}  # options that require other options
 
-    def told(*names: str) -> tuple[str, str]:
-        asked = {name: common[name] for name in common if "score" not in names}
+    def run_options(*names: str) -> tuple[str, str]:
+        arguments = {name: common[name] for name in common if "score" not in names}
         for name in names:
-            asked |= {each: values[each] for each in (*needed.get(name, ()), name)}
-        words = [word for name, value in asked.items() for word in (f"--{name}", value)]
+            arguments |= {each: values[each] for each in (*needed.get(name, ()), name)}
+        words = [word for name, value in arguments.items() for word in (f"--{name}", value)]
         return main_of_plan(words, capsys, monkeypatch)
 
-    alone = {name: told(name) for name in values}
+    alone = {name: run_options(name) for name in values}
     refused = set()
     for one, other in itertools.combinations(values, 2):
-        text, stopped = told(one, other)
+        text, stopped = run_options(one, other)
         if stopped:
             assert f"--{one}" in stopped or f"--{other}" in stopped, (one, other, stopped)
             refused.add((one, other))
             continue
         for name, rest in ((one, other), (other, one)):
             if name in needed.get(rest, ()):
-                continue  # `rest` is never given without `name`
+                continue  # `rest` requires `name`
             assert text != alone[rest][0], f"--{name} has no effect with --{rest}"
     for pair in (("why", "what-if"), ("inter-node", "what-if"), ("gpus", "why")):
         assert pair not in refused
@@ -325,7 +325,7 @@ def test_every_pair_of_options_has_an_effect_or_a_sentence(
     assert len(refused) > 20
 
 
-def test_a_layout_can_be_asked_about_while_a_number_varies() -> None:
+def test_option_what_if_works_with_option_why() -> None:
     run = plan("--gpus", "16", "--model", "llama-3-8b", "--why", "dp=16,zero=3,b=1,recompute=layer",
                "--what-if", "network=50e9,1GB/s,64Gb/s/node")  # fmt: skip
     first, second, third = run.stdout.splitlines()
@@ -333,11 +333,11 @@ def test_a_layout_can_be_asked_about_while_a_number_varies() -> None:
         assert "DP 16 PP 1 TP 1 b 1 FSDP recompute" in line and "tokens/s/GPU" in line
     speeds = [float(re.search(r"([\d,]+) tokens/s", each)[1].replace(",", "")) for each in
               (first, second, third)]  # fmt: skip
-    assert speeds[0] > 2 * speeds[1] and speeds[1] == speeds[2]  # 64 Gb/s for eight GPUs
+    assert speeds[0] > 2 * speeds[1] and speeds[1] == speeds[2]  # 64 Gb/s shared by 8 GPUs
 
 
 @pytest.mark.parametrize(
-    "changed, said",
+    "changed, message",
     [
         ({"flops": None, "node": None}, "[mine] lacks flops, node"),
         ({"flops": "312"}, "[mine] flops is 312, and must be FLOP per second (312e12 for"),
@@ -348,15 +348,15 @@ def test_a_layout_can_be_asked_about_while_a_number_varies() -> None:
         ({"memory": "80"}, "[mine] has 'memory'; a GPU has flops, memory_gib"),
     ],
 )
-def test_a_wrong_hardware_file_is_named_with_its_field(
-    tmp_path: Path, changed: dict, said: str
+def test_a_wrong_hardware_file_is_reported_with_its_field(
+    tmp_path: Path, changed: dict, message: str
 ) -> None:
     run = plan("--hardware", own(tmp_path, **changed))
-    assert run.returncode == 1 and said in run.stderr and len(run.stderr.splitlines()) == 1
+    assert run.returncode == 1 and message in run.stderr and len(run.stderr.splitlines()) == 1
 
 
-def test_a_hardware_file_is_used(tmp_path: Path) -> None:
-    """All numbers of the file count, also the size of a node. The GPU's name does not."""
+def test_all_numbers_of_a_hardware_file_are_used(tmp_path: Path) -> None:
+    """This includes the size of a node. The name of the GPU changes nothing."""
     h100 = tomllib.loads((FOLDER / "hardware.toml").read_text("utf-8"))["h100"]
     same = {name: str(h100[name]) for name in GPU}
     words = ["--model", "llama-3-8b", "--gpus", "16", "--top", "1"]
@@ -367,11 +367,11 @@ def test_a_hardware_file_is_used(tmp_path: Path) -> None:
     assert "GPU-hours" in paid.stdout and "MWh" not in paid.stdout  # the file gives no watts
 
 
-def test_a_config_json_is_read_as_what_it_describes(tmp_path: Path) -> None:
-    """The planner and transformers count the same parameters. The models need no memory."""
+def test_parameters_of_a_config_json_equal_those_of_transformers(tmp_path: Path) -> None:
+    """transformers creates the models without allocating memory."""
     transformers = pytest.importorskip("transformers")
     torch = pytest.importorskip("torch")
-    known = told(
+    known = evaluate(
         "import config_json; c = config_json; print(json.dumps([[name, config, published,"
         "parameters(c.shape_of(config)) + c.left_out(config, c.shape_of(config))]"
         "for name, (config, published) in c.PUBLISHED.items()]))"
@@ -397,7 +397,7 @@ def test_a_config_json_is_read_as_what_it_describes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "config, said",
+    "config, message",
     [
         ("{", "config.json is not JSON"),
         ("[]", "config.json is JSON, but not an object"),
@@ -409,12 +409,12 @@ def test_a_config_json_is_read_as_what_it_describes(tmp_path: Path) -> None:
         ('{"architectures": ["LlamaForCausalLM"]}', '"num_attention_heads" is missing'),
     ],
 )
-def test_a_config_json_without_a_shape_is_refused_with_one_sentence(
-    tmp_path: Path, config: str, said: str
+def test_a_config_json_without_a_shape_is_rejected_with_one_sentence(
+    tmp_path: Path, config: str, message: str
 ) -> None:
     (tmp_path / "config.json").write_text(config, "utf-8")
     run = plan("--model", str(tmp_path / "config.json"))
-    assert run.returncode == 1 and said in run.stderr and len(run.stderr.splitlines()) == 1
+    assert run.returncode == 1 and message in run.stderr and len(run.stderr.splitlines()) == 1
 
 
 def test_a_limited_attention_window_is_reported(tmp_path: Path) -> None:
@@ -433,8 +433,9 @@ def test_a_limited_attention_window_is_reported(tmp_path: Path) -> None:
 
 
 def test_an_option_that_is_reported_to_fit_also_fits_in_a_replay() -> None:
-    """Every option that is said to fit stays below the limit when it is replayed once more, and
-    none that is said to be too large has a layout that fits among all of them.
+    """Every option that is reported to fit must stay below the limit in a replay.
+
+    No option that is reported as too large may have a layout that fits.
     """
     code = (
         "shape, gpu = the_model('layers=8,hidden=1024,heads=8,ffn=4096,vocabulary=1024'),"
@@ -450,25 +451,25 @@ def test_an_option_that_is_reported_to_fit_also_fits_in_a_replay() -> None:
         "  rows.append([found.fits, found.needed, min(need), limit])\n"
         "print(json.dumps(rows))"
     )
-    rows = told(code)
+    rows = evaluate(code)
     assert {fits for fits, *_ in rows} == {True, False}
     for fits, needed, least, limit in rows:
         assert fits == (least <= limit) and fits == (needed <= limit)
 
 
 def test_bytes_of_8_bit_moments_and_of_adapters_equal_those_of_the_libraries() -> None:
-    """Moments of torchao's AdamW8bit, and the adapters of peft on a Llama."""
+    """Compare with torchao's AdamW8bit, and with the adapters of peft on a Llama."""
     torch = pytest.importorskip("torch")
     optim = pytest.importorskip("torchao.optim")
     parameter = torch.nn.Parameter(torch.randn(64, 4096))
     optimizer = optim.AdamW8bit([parameter])
-    moment = optimizer._new_buffer(parameter, True)  # a whole step would be compiled
+    moment = optimizer._new_buffer(parameter, True)  # a complete step would be compiled
     kept = (moment.codes.nbytes + moment.scale.nbytes) / parameter.numel()
-    said, adapters = told(
+    moments, adapters = evaluate(
         "print(json.dumps([advice.EIGHT['moment_bytes'], advice.adapter_parameters("
         "the_model('layers=2,hidden=64,heads=4,kv_heads=2,ffn=96,vocabulary=128'))]))"
     )
-    assert said == kept
+    assert moments == kept
     peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
     config = transformers.LlamaConfig(
         num_hidden_layers=2, hidden_size=64, num_attention_heads=4, num_key_value_heads=2,
@@ -479,7 +480,7 @@ def test_bytes_of_8_bit_moments_and_of_adapters_equal_those_of_the_libraries() -
     assert lora.get_nb_trainable_parameters()[0] == adapters
 
 
-def test_every_gpu_has_its_source_and_every_constant_its_meaning() -> None:
+def test_every_gpu_has_a_source_and_every_constant_an_explanation() -> None:
     for name, entry in tomllib.loads((FOLDER / "hardware.toml").read_text("utf-8")).items():
         assert entry["source"], name
     for line in (FOLDER / "constants.toml").read_text("utf-8").splitlines():
@@ -487,13 +488,13 @@ def test_every_gpu_has_its_source_and_every_constant_its_meaning() -> None:
 
 
 def counted(program: str, pattern: str) -> list[tuple[float, ...]]:
-    """What a program of the book has counted, from its transcript."""
+    """Return the numbers that a program of the book has counted, from its transcript."""
     text = (ROOT / f"snippets/{program}.cpu.txt").read_text("utf-8").replace(",", "")
     return [tuple(map(float, each.groups())) for each in re.finditer(pattern, text, re.M)]
 
 
-def test_bytes_are_those_that_the_book_counts() -> None:
-    """Exactly, where what they count is what is planned: gloo's counters and the profiler's."""
+def test_bytes_equal_those_that_programs_of_the_book_count() -> None:
+    """They must be exactly equal to the counters of gloo and of the profiler."""
     code = (
         "from memory import state_bytes; import json\n"
         "small = Shape(1, 64, 1, 1, 256, 1)\n"
@@ -509,29 +510,29 @@ def test_bytes_are_those_that_the_book_counts() -> None:
         "       for m in (1, 2)]\n"
         "print(json.dumps([ring, tp, fsdp, state, kept, two]))"
     )
-    ring, tp, fsdp, [held], kept, two = told(code)
-    # context parallelism, in fp32 there and in bf16 here
+    ring, tp, fsdp, [full_state], kept, two = evaluate(code)
+    # context parallelism: fp32 in the program, bf16 in the plan
     rows = counted(
         "03_model_parallelism/ring_attention", r"^ +[234] +\d+ +(\d+) KiB +(\d+) KiB"
     )
     assert [2 * each / 1024 for each in ring] == [sum(row) for row in rows]
-    # tensor parallelism with SP, fp32 there; backward gathers a second time here
+    # tensor parallelism with SP: fp32 in the program; its backward gathers a second time
     [(kib,)] = counted(
         "03_model_parallelism/sequence_parallel", r"TP \+ SP(?:.*\n){2}.* = (\d+) KiB"
     )
     assert 2 * tp / 1.25 / 1024 == kib
-    # FSDP2: the last unit is not gathered again, and padding adds
+    # FSDP2: the last unit is not gathered again, and padding is added
     sent = counted(
         "04_zero_and_fsdp/seventy_billion", r"^  \w+ +(?:all-|reduce-)\w+ +\d+ +([\d.]+)"
     )
     assert abs(fsdp / 1e9 / sum(gb for (gb,) in sent) - 1) < 0.01
     [(parameters,)] = counted("04_zero_and_fsdp/seventy_billion", r"^Ψ = (\d+)")
-    assert held == parameters
-    # the engine that runs all four stages, where a gradient has two bytes
+    assert full_state == parameters
+    # DeepSpeed with each of its four stages; a gradient has two bytes
     rows = counted("04_zero_and_fsdp/stages", r"^ +([0-3]) +([\d.]+) +([\d.]+) +([\d.]+) ")
     assert [tuple(each) for each in kept] == [row[1:] for row in rows]
-    # DeepSpeed's stage 2 that reduces to owners, two micro-batches: scatters have four bytes,
-    # the gather two
+    # DeepSpeed's stage 2, which reduces to owners, with two micro-batches: the scatters send
+    # four bytes, the gather sends two
     scatter = two[1] - two[0]
     elements = 2 * scatter / 4 + (two[0] - scatter) / 2
     [(sent,)] = counted(
@@ -540,7 +541,7 @@ def test_bytes_are_those_that_the_book_counts() -> None:
     assert elements / parameters == sent
 
 
-def test_blocks_wait_as_far_as_the_cpu_runs_ahead() -> None:
+def test_waiting_blocks_depend_on_how_far_the_cpu_runs_ahead() -> None:
     code = (
         "shape = the_model('1B'); c = {'in_flight': 50}\n"
         "fast, back, slow = (Step(0, gpu, 1, {}) for gpu in (2, 0.8, 0.5))\n"
@@ -551,26 +552,28 @@ def test_blocks_wait_as_far_as_the_cpu_runs_ahead() -> None:
         "  blocks(back, tp=8), blocks(back, tp=8, pp=4, micro_batches=9),\n"
         "  blocks(fast, tp=8, pp=4, micro_batches=4)]))"
     )
-    # 16 layers scatter two each; four to a stage, of which the first two forwards count. A CPU
-    # that is faster in backward alone is ahead in a pipeline, and never by all of its forwards
-    assert told(code) == [0, 32, 2, 50, 16, 0, 0, 2, 50, 24]
+    # 16 layers scatter two blocks each. A stage has four layers, and only the first two forward
+    # passes count. A CPU that is faster only in backward runs ahead in a pipeline, but never by
+    # all of its forward passes.
+    assert evaluate(code) == [0, 32, 2, 50, 16, 0, 0, 2, 50, 24]
 
 
-def test_a_pipeline_is_cut_where_the_products_reach_or_pass_their_share() -> None:
-    """The head of 1B counts as four layers, so five of them are a fourth of the whole; that of
-    8B is not yet fifteen sixteenths, so the loss is on a stage of its own.
+def test_a_pipeline_is_split_where_layers_reach_or_exceed_their_share() -> None:
+    """The head of 1B counts as four layers, so five layers are a quarter of the total.
+
+    The head of 8B is less than fifteen sixteenths, so the loss is on a separate stage.
     """
     code = (
         "ties = [[s.layers for s in stages(the_model('1B'), 4, c)] for c in ('reached', 'passed')]\n"
         "ends = stages(the_model('8B'), 16, 'reached')[-2:]\n"
         "print(json.dumps([ties, [[s.layers, s.head, s.loss] for s in ends]]))"
     )
-    ties, ends = told(code)
+    ties, ends = evaluate(code)
     assert ties == [[5, 5, 5, 1], [6, 5, 5, 0]]
     assert ends == [[2, True, False], [0, False, True]]
 
 
-def test_a_pipeline_is_taken_for_one_that_stalls_by_what_is_true_of_it() -> None:
+def test_a_pipeline_counts_as_stalling_under_the_right_conditions() -> None:
     code = (
         "three, eight = (the_model(name) for name in ('3B', '8B'))\n"
         "def named(shape, nodes, **cuts):\n"
@@ -582,11 +585,11 @@ def test_a_pipeline_is_taken_for_one_that_stalls_by_what_is_true_of_it() -> None
         "  named(three, 64, dp=512), named(three, 8, pp=2, dp=32, zero=0),\n"
         "  named(three, 32, pp=2, dp=16, tp=8, micro_batch=2), named(three, 1, pp=2, dp=4)]))"
     )
-    said = told(code)
-    assert all(said[:6]) and len(set(said[:6])) == 6 and not any(said[6:])
+    results = evaluate(code)
+    assert all(results[:6]) and len(set(results[:6])) == 6 and not any(results[6:])
 
 
-def test_near_the_end_of_memory_fragments_are_given_back_and_blocks_that_wait_are_not() -> None:
+def test_near_the_memory_limit_fragments_are_freed_but_waiting_blocks_are_not() -> None:
     code = (
         "gpu = replace(the_gpu('h100'), memory=100 * GIB)\n"
         "c = {'unseen': 0, 'workspaces': 0, 'room': 0.8, 'in_flight': 50}\n"
@@ -596,13 +599,13 @@ def test_near_the_end_of_memory_fragments_are_given_back_and_blocks_that_wait_ar
         "  return memory_of(shape, Layout(**cuts), 8192, gpu, c, step, given).first / GIB\n"
         "print(json.dumps([first(70), first(90), first(70, tp=8, micro_batch=2)]))"
     )
-    assert told(code) == [70, 60, 80]
+    assert evaluate(code) == [70, 60, 80]
 
 
-def test_a_gpu_is_measured_beside_what_is_planned(
+def test_the_gpu_measurement_prints_measured_and_planned_memory(
     monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
-    """The loop for a GPU, on the CPU, on shapes that it can train: what is printed where one is."""
+    """Run the loop for a GPU on the CPU, with shapes that a CPU can train."""
     torch = pytest.importorskip("torch")
     monkeypatch.syspath_prepend(str(FOLDER))
     import one_gpu
@@ -636,13 +639,13 @@ def test_a_gpu_is_measured_beside_what_is_planned(
     def too_large(*_: object) -> None:
         raise torch.OutOfMemoryError
 
-    monkeypatch.setattr(one_gpu, "measured", too_large)  # and the next case has its turn
+    monkeypatch.setattr(one_gpu, "measured", too_large)  # the next case must still run
     one_gpu.main()
     row = capsys.readouterr().out.splitlines()[-1]
     assert re.fullmatch(r" +2 +64 +2  layer +0\.\d{3} +0\.\d   out of memory", row)
 
 
-def test_the_fleet_of_chapter_09_has_the_planners_gpus() -> None:
+def test_the_fleet_of_chapter_09_uses_the_gpus_of_the_planner() -> None:
     text = (ROOT / "snippets/09_inference/fleet.py").read_text("utf-8")
     gpus = tomllib.loads((FOLDER / "hardware.toml").read_text("utf-8"))
     found = re.findall(r"^([A-Z]+\d+) = Hardware\((\S+), (\S+), (\S+)e9\)$", text, re.M)

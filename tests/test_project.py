@@ -223,7 +223,7 @@ def test_workflow_is_held_tight(path: Path) -> None:
 
 
 def test_what_security_says_of_workflows_is_so() -> None:
-    """Only the last job of main and the canary's issue may write, and they run nothing of the
+    """Only the last job of main and of upgrade-check may write, and they run nothing of the
     book; only one workflow asks for the GPU runner."""
     writes, own, started = set(), set(), {}
     for path in WORKFLOWS:
@@ -236,9 +236,13 @@ def test_what_security_says_of_workflows_is_so() -> None:
                 own.add((path.stem, name))
             steps = str(job.get("steps", ""))
             assert "actions/cache" not in steps and "download-artifact" not in steps, name
-    assert writes == {("publish", "deploy"), ("publish", "notebooks"), ("canary", "issue")}
+    assert writes == {
+        ("publish", "deploy"),
+        ("publish", "notebooks"),
+        ("upgrade-check", "issue"),
+    }
     assert own == {("gpu", "gpu")}
-    issue = workflow("canary.yml")["jobs"]["issue"]
+    issue = workflow("upgrade-check.yml")["jobs"]["issue"]
     assert issue["permissions"] == {"issues": "write"}
     assert not any("uses" in step or "${{" in step["run"] for step in issue["steps"])
     assert {name for name in started if "pull_request" in started[name]} == {"test"}

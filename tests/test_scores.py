@@ -1,4 +1,4 @@
-"""Scores: each report in `assessment/scores/` is graded again, and what counts them counts right."""
+"""Tests of the scores: all reports are graded again, and all counts are right."""
 
 import json
 import re
@@ -26,12 +26,12 @@ Scores = dict[tuple[str, str, str], float]  # ("lab02_ddp", "step3", "messages")
 
 
 def printed(output: str) -> Scores:
-    """What check.py has counted."""
+    """Return the scores that check.py has printed."""
     found: Scores = {}
     graded = re.split(r"^(?:\S*/)?(\w+)\.py, graded .*\n", output, flags=re.M)
-    for name, said in zip(graded[1::2], graded[2::2], strict=True):
+    for name, report in zip(graded[1::2], graded[2::2], strict=True):
         for number, line in re.findall(
-            r"^score   step (\d+)  (.*?)(?: \(\d+ ranks\))?$", said, re.M
+            r"^score   step (\d+)  (.*?)(?: \(\d+ ranks\))?$", report, re.M
         ):
             for kind, _, value in (each.rpartition(" ") for each in line.split(", ")):
                 found[name, f"step{number}", kind] = float(value.replace(",", ""))
@@ -39,25 +39,27 @@ def printed(output: str) -> Scores:
 
 
 def finished() -> Scores:
-    """Those in the transcripts, which the tests of the finished programs hold to runs."""
+    """Return the scores in the transcripts of the finished programs."""
     found: Scores = {}
     for path in [*ROOT.glob("labs/*.cpu.txt"), *ROOT.glob("assessment/*.cpu.txt")]:
         graded = re.split(r"^(?=\$ )", path.read_text(), flags=re.M)
-        said = (each for each in graded if re.match(r"\$ python labs/check.py (?!my_)", each))
-        for each in said:
+        gradings = (
+            each for each in graded if re.match(r"\$ python labs/check.py (?!my_)", each)
+        )
+        for each in gradings:
             found |= printed(each)
     return found
 
 
-def wrong_in(path: Path, folder: Path) -> str:
-    """Grade a report again, in a folder; what is not as it says, or nothing."""
+def wrong_scores(path: Path, folder: Path) -> str:
+    """Grade the programs of a report again; return a line for each wrong score."""
     report = tomllib.loads(path.read_text())
-    theirs = {name: lab for name, lab in report.items() if "program" in lab}
-    for name, lab in theirs.items():
+    submitted = {name: lab for name, lab in report.items() if "program" in lab}
+    for name, lab in submitted.items():
         (folder / f"{name}.py").write_text(lab["program"])
     found = finished()
-    if theirs:
-        done = check(*(f"{name}.py" for name in theirs), cwd=folder)
+    if submitted:
+        done = check(*(f"{name}.py" for name in submitted), cwd=folder)
         if done.returncode:
             return done.stdout + done.stderr
         found |= printed(done.stdout)
@@ -70,23 +72,24 @@ def wrong_in(path: Path, folder: Path) -> str:
     }
     wrong = [of for of in claimed | found if claimed.get(of) != found.get(of)]
     return "".join(
-        f"{' '.join(of)}: {path.name} says {claimed.get(of)}, and {found.get(of)} is counted\n"
+        f"{' '.join(of)}: {path.name} contains {claimed.get(of)}, "
+        f"but the score is {found.get(of)}\n"
         for of in wrong
     )
 
 
 @pytest.mark.parametrize("path", REPORTS, ids=lambda path: path.stem)
-def test_report_is_what_is_counted(path: Path, tmp_path: Path) -> None:
-    wrong = wrong_in(path, tmp_path)
+def test_the_scores_of_a_report_are_right(path: Path, tmp_path: Path) -> None:
+    wrong = wrong_scores(path, tmp_path)
     assert not wrong, wrong
 
 
-def test_reference_has_all_scores_of_the_finished_programs() -> None:
+def test_reference_report_has_all_scores_of_the_finished_programs() -> None:
     report = tomllib.loads((ROOT / "assessment/scores/reference.toml").read_text())
     assert set(report) == {name for name, _, _ in finished()}
 
 
-def test_better_report_is_taken_and_a_forged_one_is_not(tmp_path: Path) -> None:
+def test_a_better_report_is_accepted_and_a_forged_one_is_not(tmp_path: Path) -> None:
     better = ASSIGNMENT.replace(FIRST_FIT, LARGEST_FIRST)
     better = better.replace(OTHERS, f"{OTHERS} and born[other] <= dies[number]")
     (tmp_path / "assignment3_graphs-better.py").write_text(better)
@@ -103,18 +106,18 @@ def test_better_report_is_taken_and_a_forged_one_is_not(tmp_path: Path) -> None:
     forged.write_text(path.read_text().replace(f"{peaks[0]}", f"{peaks[0] - 512}"))
     folder = tmp_path / "again"
     folder.mkdir()
-    assert wrong_in(path, folder) == ""
-    assert wrong_in(forged, folder) == (
-        f"assignment3_graphs step2 peak bytes: forged.toml says {peaks[0] - 512}, "
-        f"and {peaks[0]}.0 is counted\n"
+    assert wrong_scores(path, folder) == ""
+    assert wrong_scores(forged, folder) == (
+        f"assignment3_graphs step2 peak bytes: forged.toml contains {peaks[0] - 512}, "
+        f"but the score is {peaks[0]}.0\n"
     )
 
 
-def test_check_writes_no_report_of_what_does_not_pass(tmp_path: Path) -> None:
+def test_check_writes_no_report_if_a_step_fails(tmp_path: Path) -> None:
     wrong = ASSIGNMENT.replace("dies[number] = len(nodes) if number in keep else i", "pass")
     (tmp_path / "assignment3_graphs.py").write_text(wrong)
-    asked = ["--report", "report.toml", "--draw", "drawing.svg"]
-    done = check("assignment3_graphs.py", *asked, cwd=tmp_path)
+    options = ["--report", "report.toml", "--draw", "drawing.svg"]
+    done = check("assignment3_graphs.py", *options, cwd=tmp_path)
     assert done.returncode == 1 and "4 of 5 steps pass" in done.stdout
     assert done.stderr.splitlines() == [
         "No schedule was drawn: no step has run a pipeline. Only step 7 of lab 10 and step 6 of "
@@ -124,7 +127,7 @@ def test_check_writes_no_report_of_what_does_not_pass(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["assignment3_graphs.py"]
 
 
-def test_table_has_who_does_it_for_less(tmp_path: Path) -> None:
+def test_the_table_lists_who_has_a_better_score(tmp_path: Path) -> None:
     folder = tmp_path / table.FOLDER
     folder.mkdir(parents=True)
     for who, messages in (("reference", 12), ("ann", 3), ("ben", 12), ("eve", 3), ("zoe", 20)):
@@ -151,7 +154,7 @@ REFUSED = {
     "lab02_ddp-b.py --draw new": "--draw draws one program, but you named 2. Name one program.",
     "--report new --draw new": "--draw and --report cannot both write to new. Name two files.",
 }
-ASK_ALL = """
+CALL_CHECK = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
 import check
@@ -164,18 +167,18 @@ for words in json.loads(sys.argv[2]):
 """
 
 
-def test_check_refuses_a_file_before_it_grades(tmp_path: Path) -> None:
+def test_check_rejects_wrong_options_before_it_grades(tmp_path: Path) -> None:
     for name in ("lab02_ddp.py", "lab02_ddp-b.py", "mine"):
         (tmp_path / name).write_text("kept")
-    done = run("python", "-c", ASK_ALL, LABS, json.dumps(list(REFUSED)), cwd=tmp_path)
+    done = run("python", "-c", CALL_CHECK, LABS, json.dumps(list(REFUSED)), cwd=tmp_path)
     assert (done.stdout.splitlines(), done.stderr) == (list(REFUSED.values()), "")
     assert {path.read_text() for path in tmp_path.iterdir()} == {"kept"}
 
 
-# --- what counts --------------------------------------------------------------------------
+# --- counting -----------------------------------------------------------------------------
 
 
-def test_a_ring_sends_the_same_for_a_sum_in_one_piece_or_in_two() -> None:
+def test_an_all_reduce_sends_as_much_as_its_two_halves() -> None:
     for n in (1, 2, 3, 8):
         whole, part = 4 * n, 4
         apart = scores.sent("reduce_scatter_tensor", part, n)
@@ -188,7 +191,7 @@ def test_a_ring_sends_the_same_for_a_sum_in_one_piece_or_in_two() -> None:
     assert scores.sent("irecv", 7, 2) == scores.sent("recv", 7, 2) == 0
 
 
-def test_scores_are_those_of_the_rank_with_the_most() -> None:
+def test_the_score_of_a_group_is_the_maximum_over_ranks() -> None:
     def call(name: str, sent: float, phase: str = "it") -> SimpleNamespace:
         return SimpleNamespace(name=name, sent=sent, phase=phase)
 
@@ -198,14 +201,14 @@ def test_scores_are_those_of_the_rank_with_the_most() -> None:
     ranks = [SimpleNamespace(calls=calls) for calls in (few, many)]
     group = SimpleNamespace(ranks=ranks, facts=facts.get)
     assert scores.of(group) == {"messages": 2, "bytes sent": 90, "launches": 5}
-    few.append(call("broadcast_object_list", 0))  # who knows how many bytes
+    few.append(call("broadcast_object_list", 0))  # its number of bytes is unknown
     assert scores.of(group) == {"launches": 5}
 
 
-def test_bytes_are_those_of_the_tensor_however_it_is_named() -> None:
+def test_positional_and_keyword_tensors_are_counted() -> None:
     sent = []
     probe = SimpleNamespace(
-        calls={None: SimpleNamespace()}, _send=lambda told: None, inside=False
+        calls={None: SimpleNamespace()}, _send=lambda message: None, inside=False
     )
     probe.record = lambda name, tensor, *_: sent.append(tensor)
     gather = runner.Lesson._watched(probe, "all_gather_single", lambda to, one, group: None)
@@ -215,7 +218,7 @@ def test_bytes_are_those_of_the_tensor_however_it_is_named() -> None:
 
 
 @pytest.mark.parametrize(("p", "m"), [(1, 3), (2, 2), (4, 8), (4, 2), (3, 7)])
-def test_bubble_is_that_of_the_formula(p: int, m: int) -> None:
+def test_the_bubble_equals_the_formula(p: int, m: int) -> None:
     share = round(100 * (p - 1) / (m + p - 1), 1)
     gpipe = [[f"{letter}{k}" for letter in "FB" for k in range(m)]] * p
     for schedule in (gpipe, scores.one_f_one_b(p, m)):
@@ -223,7 +226,7 @@ def test_bubble_is_that_of_the_formula(p: int, m: int) -> None:
         assert scores.bubble(schedule) == share
 
 
-def test_drawing_has_both_schedules_and_what_never_begins() -> None:
+def test_the_drawing_shows_both_schedules_and_events_that_never_start() -> None:
     drawn = scores.draw([["F0", "B0", "F1", "B1"], ["B0", "F0", "F1", "B1"]])
     words = [each.text for each in ElementTree.fromstring(drawn).iter() if each.text]
     assert "yours: 7 events never begin" in words
@@ -231,7 +234,7 @@ def test_drawing_has_both_schedules_and_what_never_begins() -> None:
     assert "4 events never begin" in scores.draw([["B0", "F0"], ["B0", "F0"]])
 
 
-def test_report_gives_a_program_back() -> None:
+def test_a_program_in_a_report_is_read_back_unchanged() -> None:
     for program in (
         'x = "\\n"\n',
         '"""A "quoted" word"""\n',

@@ -1,4 +1,4 @@
-"""The program that has Nsight Compute count: with stand-ins for its tools."""
+"""Tests of the program that runs Nsight Compute, with fake versions of its tools."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TABLE = """==PROF== Connected to process 7
 
 
 def run(folder: Path, naive: str, table: str = TABLE) -> subprocess.CompletedProcess:
-    """With an ncu that counts 1,000 requests, and so many sectors for `naive`."""
+    """Run the program with a fake ncu that counts 1,000 requests, and `naive` sectors."""
     for name, does in {
         "nvidia-smi": "",
         "nvcc": "touch sgemm",
@@ -36,7 +36,7 @@ def run(folder: Path, naive: str, table: str = TABLE) -> subprocess.CompletedPro
 
 
 @pytest.mark.parametrize(
-    ("sectors", "table", "said"),
+    ("sectors", "table", "output"),
     [
         ("16,500", TABLE, "naive       16.5 sectors a request, by hand 16.5"),
         ("32,000", TABLE, "AssertionError: one of us is wrong"),
@@ -46,11 +46,11 @@ def run(folder: Path, naive: str, table: str = TABLE) -> subprocess.CompletedPro
             "ncu counted nothing: ==ERROR== ERR_NVGPUCTRPERM",
         ),
     ],
-    ids=["as predicted", "otherwise", "no permission"],
+    ids=["as predicted", "different", "no permission"],
 )
-def test_counts_are_held_to_the_prediction(
-    sectors: str, table: str, said: str, tmp_path: Path
+def test_counts_are_compared_with_the_prediction(
+    sectors: str, table: str, output: str, tmp_path: Path
 ) -> None:
     done = run(tmp_path, sectors, table)
-    assert said in done.stdout + done.stderr
+    assert output in done.stdout + done.stderr
     assert (done.returncode == 0) == (sectors == "16,500")

@@ -1,4 +1,4 @@
-"""The server of chapter 09, asked by the openai package, and its model in transformers."""
+"""Tests of the server of chapter 09 with the packages openai and transformers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HELLO = [{"role": "user", "content": "hello"}]
 
 @contextmanager
 def serving(*options: str) -> Iterator[str]:
-    """A server on a free port; its base_url."""
+    """Start a server on a free port, and yield its base URL."""
     command = [sys.executable, PROGRAMS / "serve.py", "--port", "0", *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -42,14 +42,14 @@ def client(url: str) -> Iterator[openai.OpenAI]:
         yield client
 
 
-def test_whole_and_streamed(client: openai.OpenAI) -> None:
+def test_a_streamed_completion_equals_the_whole_completion(client: openai.OpenAI) -> None:
     (model,) = client.models.list()
-    asked = {"model": model.id, "prompt": "hello", "max_tokens": 8}
-    whole = client.completions.create(**asked)
+    request = {"model": model.id, "prompt": "hello", "max_tokens": 8}
+    whole = client.completions.create(**request)
     assert whole.usage.prompt_tokens == 5
     assert whole.usage.completion_tokens == len(whole.choices[0].text) == 8
     stream = client.completions.create(
-        **asked, stream=True, stream_options={"include_usage": True}
+        **request, stream=True, stream_options={"include_usage": True}
     )
     *pieces, last, counts = stream
     assert "".join(piece.choices[0].text for piece in pieces) == whole.choices[0].text
@@ -57,15 +57,16 @@ def test_whole_and_streamed(client: openai.OpenAI) -> None:
     assert counts.usage == whole.usage and not counts.choices
 
 
-def test_chat(client: openai.OpenAI) -> None:
-    asked = {"model": "tiny", "messages": HELLO, "max_completion_tokens": 8}
-    whole = client.chat.completions.create(**asked)
-    said = whole.choices[0].message
-    assert said.role == "assistant" and len(said.content) == 8
+def test_a_streamed_chat_equals_the_whole_chat(client: openai.OpenAI) -> None:
+    request = {"model": "tiny", "messages": HELLO, "max_completion_tokens": 8}
+    whole = client.chat.completions.create(**request)
+    output = whole.choices[0].message
+    assert output.role == "assistant" and len(output.content) == 8
     deltas = [
-        piece.choices[0].delta for piece in client.chat.completions.create(**asked, stream=True)
+        piece.choices[0].delta
+        for piece in client.chat.completions.create(**request, stream=True)
     ]
-    assert "".join(delta.content or "" for delta in deltas) == said.content
+    assert "".join(delta.content or "" for delta in deltas) == output.content
 
 
 @pytest.mark.parametrize(
@@ -80,7 +81,7 @@ def test_chat(client: openai.OpenAI) -> None:
         ({"prompt": "A"}, openai.BadRequestError, "invalid_request"),
     ],
 )
-def test_what_cannot_be_done_is_refused(
+def test_invalid_requests_are_rejected(
     client: openai.OpenAI, wrong: dict, error: type, code: str
 ) -> None:
     with pytest.raises(error) as raised:
@@ -89,7 +90,7 @@ def test_what_cannot_be_done_is_refused(
     assert raised.value.type == "invalid_request_error"
 
 
-def test_a_full_queue_is_said() -> None:
+def test_a_full_queue_is_reported() -> None:
     with (
         serving("--queue", "0") as url,
         openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client,
@@ -100,8 +101,8 @@ def test_a_full_queue_is_said() -> None:
     assert raised.value.response.headers["retry-after"] == "1"
 
 
-def test_who_hangs_up_leaves_its_place(client: openai.OpenAI) -> None:
-    """With one slot and one place in the queue, ten in a row get in only if each is let go."""
+def test_a_client_that_disconnects_frees_its_slot(client: openai.OpenAI) -> None:
+    """The server has one slot, so each of ten requests in a row needs the slot again."""
     for _ in range(10):
         stream = client.completions.create(model="tiny", prompt="a", max_tokens=63, stream=True)
         next(iter(stream))
@@ -109,18 +110,18 @@ def test_who_hangs_up_leaves_its_place(client: openai.OpenAI) -> None:
     assert client.completions.create(model="tiny", prompt="a").choices[0].text
 
 
-def test_any_endpoint_is_loaded(url: str) -> None:
+def test_load_program_works_with_any_endpoint(url: str) -> None:
     command = [sys.executable, PROGRAMS / "load.py", "--requests", "1", "--url"]
-    said = subprocess.run([*command, url], capture_output=True, text=True, check=True).stdout
-    assert "1 of 1 answered whole" in said
-    asked, given = re.findall(r"(\d+) tokens (?:asked|in)", said)
-    assert asked == given
+    output = subprocess.run([*command, url], capture_output=True, text=True, check=True).stdout
+    assert "1 of 1 answered whole" in output
+    requested, given = re.findall(r"(\d+) tokens (?:asked|in)", output)
+    assert requested == given
     done = subprocess.run([*command, "http://127.0.0.1:1/v1"], capture_output=True, text=True)
     assert done.returncode == 1 and len(done.stderr.splitlines()) == 1, done.stderr
 
 
-def test_the_folder_is_the_same_model(client: openai.OpenAI, tmp_path: Path) -> None:
-    """transformers, which shares no code with the server, reads it and answers alike."""
+def test_transformers_computes_the_same_tokens(client: openai.OpenAI, tmp_path: Path) -> None:
+    """Compare with transformers, which shares no code with the server."""
     folder = tmp_path / "tiny"
     subprocess.run([sys.executable, PROGRAMS / "serve.py", "--save", folder], check=True)
     code = (
@@ -132,6 +133,6 @@ def test_the_folder_is_the_same_model(client: openai.OpenAI, tmp_path: Path) -> 
         "print(json.dumps(words.decode(made)))\n"
     )
     command = [sys.executable, "-c", code, folder]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     answer = client.completions.create(model="tiny", prompt="hello, 7", max_tokens=32)
-    assert json.loads(said) == "hello, 7" + answer.choices[0].text
+    assert json.loads(output) == "hello, 7" + answer.choices[0].text

@@ -1,4 +1,4 @@
-"""The site: it builds strictly, asks no other host, leads nowhere wrong, and is legible."""
+"""Tests of the built site: strict build, no requests to other hosts, links, and contrast."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ from worldsize.site.yaml_schema import DataError
 ROOT = Path(__file__).resolve().parent.parent
 INPUTS = [".github", "CITATION.cff", "pyproject.toml", *SITE]
 HOST = "https://world-size.github.io/world-size/"
-HTML, SENT = 350_000, 60_000  # bytes that a page may have, and as a host sends them
-WORDS = 7_500  # of a page: what one can read in one sitting, in plain sentences
+MAX_HTML, MAX_COMPRESSED_HTML = 350_000, 60_000  # bytes of a page on disk and as it is sent
+MAX_WORDS = 7_500  # of a page, so that it can be read in one sitting
 
-# What a browser fetches by itself: tag, attribute.
+# Tags and attributes whose targets a browser fetches by itself.
 FETCHED = {
     ("script", "src"),
     ("img", "src"),
@@ -73,7 +73,7 @@ FETCHED = {
     ("object", "data"),
     ("link", "href"),
 }
-# What no reader of plain Markdown knows: an embed, HTML, attributes, a tab or a box, a macro.
+# Syntax that plain Markdown does not have: embeds, HTML, attributes, tabs, boxes and macros.
 NOT_PLAIN = re.compile(
     r"--8<--|</?[a-z](?!ttps?:)|<!|\{:? (?:[.#]|download)|\{[{%]|^\s*(?:===|!!!|\?\?\?)"
     r"|\]\((?!https?:)"
@@ -96,7 +96,7 @@ VOID = {
 
 
 class Reader(HTMLParser):
-    """Take from a page what the tests ask about."""
+    """Collects from a page what the tests need."""
 
     def __init__(self, html: str) -> None:
         super().__init__(convert_charrefs=True)
@@ -136,10 +136,10 @@ class Reader(HTMLParser):
 
 @dataclass
 class Page:
-    """A built page."""
+    """A page of the built site."""
 
     path: Path
-    url: str  # below the site's root, "" for the front page
+    url: str  # relative to the root of the site; "" for the home page
     read: Reader = field(repr=False)
 
     @cached_property
@@ -166,8 +166,8 @@ def site(built_site) -> Site:
     return Site(folder, pages)
 
 
-def each(site: Site, faults_of) -> None:
-    """Fail with every page's faults, not the first one's."""
+def check_all_pages(site: Site, faults_of) -> None:
+    """Call a check for each page, and fail with the faults of all pages."""
     faults = [
         f"{url or 'index'}: {fault}" for url, p in site.pages.items() for fault in faults_of(p)
     ]
@@ -175,11 +175,11 @@ def each(site: Site, faults_of) -> None:
 
 
 def flat(text: str) -> str:
-    """Its lines without indents and blank ones."""
+    """Return the text without indentation and blank lines."""
     return "\n".join(line.strip() for line in text.splitlines() if line.strip())
 
 
-def test_pages_ask_no_other_host(site: Site) -> None:
+def test_pages_load_nothing_from_other_hosts(site: Site) -> None:
     def faults(page: Page):
         for tag, known in page.read.tags:
             if tag == "link" and set(known.get("rel", "").split()) & NOT_FETCHED_LINKS:
@@ -191,30 +191,30 @@ def test_pages_ask_no_other_host(site: Site) -> None:
                 if name == "style" and re.search(r"url\(\s*['\"]?(https?:)?//", value):
                     yield f"<{tag} style={value!r}>"
             if known.get("data-md-component") == "source":
-                yield "the theme's repository link asks its forge for stars"
+                yield "the theme's repository link loads data from a different host"
         for style in page.read.inline_styles:
             if re.search(r"@import|url\(\s*['\"]?(https?:)?//", style):
-                yield "an inline style fetches"
+                yield "an inline style loads a file from a different host"
 
-    each(site, faults)
+    check_all_pages(site, faults)
 
 
-def test_style_sheets_ask_no_other_host(site: Site) -> None:
+def test_style_sheets_load_nothing_from_other_hosts(site: Site) -> None:
     for sheet in site.folder.rglob("*.css"):
         css = sheet.read_text("utf-8")
         assert not re.search(r"url\(\s*['\"]?(https?:)?//", css), sheet
         assert "@import" not in css, sheet
 
 
-def test_pages_say_what_they_are(site: Site) -> None:
+def test_pages_have_titles_alt_texts_and_sizes(site: Site) -> None:
     def faults(page: Page):
         headings = len(page.all("h1"))
         if headings != 1:
-            yield f"{headings} h1"
+            yield f"the page has {headings} h1 elements instead of one"
         if page.all("html")[0].get("lang") != "en":
-            yield "no language"
+            yield "the page has no language"
         if not page.read.title.strip():
-            yield "no title"
+            yield "the page has no title"
         named = {
             m.get("name") or m.get("property"): m.get("content", "") for m in page.all("meta")
         }
@@ -222,36 +222,38 @@ def test_pages_say_what_they_are(site: Site) -> None:
             yield f"description of {len(named.get('description', ''))} characters"
         for name in ("og:title", "og:description", "og:image", "twitter:card"):
             if not named.get(name):
-                yield f"no {name}"
+                yield f"the page has no {name}"
         for image in page.all("img"):
             if not image.get("alt", "").strip():
-                yield f"no alt text: {image.get('src')}"
+                yield f"this image has no alt text: {image.get('src')}"
             if not (image.get("width") and image.get("height")):
-                yield f"no size, so the text moves when it comes: {image.get('src')}"
+                yield f"this image has no size, so the text moves: {image.get('src')}"
         twice = [name for name, count in page.ids.items() if count > 1]
         if twice:
-            yield f"ids used twice: {twice}"
+            yield f"these ids occur twice: {twice}"
 
-    each(site, faults)
+    check_all_pages(site, faults)
 
 
-def test_pages_are_light(site: Site) -> None:
+def test_pages_are_small(site: Site) -> None:
     heavy = []
     for url, page in site.pages.items():
         html = page.path.read_bytes()
-        sent = len(gzip.compress(html, 6)) if len(html) > SENT else 0  # it would not grow
-        if len(html) > HTML or sent > SENT:
+        sent = len(gzip.compress(html, 6)) if len(html) > MAX_COMPRESSED_HTML else 0
+        if len(html) > MAX_HTML or sent > MAX_COMPRESSED_HTML:
             heavy.append((sent, f"{url}: {len(html):,} bytes, {sent:,} compressed"))
     assert not heavy, "\n".join(fault for _, fault in sorted(heavy, reverse=True))
 
 
-def test_pages_can_be_finished() -> None:
-    """All but the glossary, in which one looks things up."""
+def test_no_page_is_too_long_to_read() -> None:
+    """The glossary may be longer, because readers look up single terms."""
     long = []
     for path in sorted({*(ROOT / "docs").rglob("*.md")} - {ROOT / "docs/glossary.md"}):
         words = sum(len(line.split()) for _, line in read(path).prose())
-        if words > WORDS:
-            long.append(f"{path.relative_to(ROOT)}: {words:,} words; move a topic elsewhere")
+        if words > MAX_WORDS:
+            long.append(
+                f"{path.relative_to(ROOT)}: {words:,} words; move a topic to a different page"
+            )
     assert not long, "\n".join(long)
 
 
@@ -317,7 +319,7 @@ SECOND_EDITION = [
 
 @pytest.mark.parametrize("name", SECOND_EDITION)
 def test_a_chapter_page_follows_the_pattern(name: str) -> None:
-    """A question, the picture, the results, code in portions, and questions at the end."""
+    """The pattern is: a question, a picture, the results, short code blocks, and questions."""
     path = ROOT / "docs" / name
     page, faults = read(path), []
     text = path.read_text("utf-8")
@@ -325,28 +327,28 @@ def test_a_chapter_page_follows_the_pattern(name: str) -> None:
     opening = text[text.index("\n# ") : results.start()] if results else ""
     items = re.findall(r"(?m)^    - ((?:.+\n(?:      .*\n)*))", results[1]) if results else []
     if "?" not in opening or not re.search(r"!\[[^\]]+\]\(", opening) or "```python" in opening:
-        faults.append("before its results a page asks a question and shows a picture, no code")
+        faults.append("put a question and a picture, but no code, before the results")
     if not 3 <= len(items) <= 6:
-        faults.append(f"the box `In short` has {len(items)} results, not 3 to 6")
+        faults.append(f"the box `In short` has {len(items)} results; it needs 3 to 6")
     for item in items:
         if not re.search(r"\]\([^)]*#", item) or not re.search(r"\d|one|two", item):
-            faults.append(f"a result has no number, or no link to its section: {item[:60]}")
+            faults.append(f"add a number and a link to its section to the result: {item[:60]}")
     questions = len(re.findall(r'(?m)^\?\?\? question "', text))
     if questions < 5:
         faults.append(f"{questions} questions under `Check yourself`, not 5")
     for fence in page.fences:
         shown = sum(len(resolve(embed, ROOT)) for embed in fence.embeds)
         if fence.language == "python" and not fence.indent and shown > 30:
-            faults.append(f"line {fence.line}: {shown} lines of code at once; fold the rest")
+            faults.append(f"line {fence.line}: {shown} lines of code in one block; fold a part")
     counted = r"\b(the (last|first|second|third|fourth) (two |three )?(line|row|column)s?)\b"
     for number, line in page.prose():
         if found := re.search(counted, line, re.I):
-            faults.append(f"line {number}: `{found[0]}` must be counted; use a callout")
+            faults.append(f"line {number}: replace `{found[0]}` by a callout")
     assert not faults, "\n".join(f"docs/{name}: {fault}" for fault in faults)
 
 
 def test_chapter_06_lists_the_programs_that_need_nvcc() -> None:
-    """A reader without the CUDA toolkit is told which Python programs to skip."""
+    """A reader without the CUDA toolkit must learn which Python programs to skip."""
     folder, page = "snippets/06_gpu_computing", ROOT / "docs/06_gpu_computing.md"
     needs = {
         path.name
@@ -357,7 +359,7 @@ def test_chapter_06_lists_the_programs_that_need_nvcc() -> None:
     assert set(re.findall(r"`(\w+\.py)`", listed[1])) == needs
 
 
-def test_titles_and_descriptions_are_each_pages_own(site: Site) -> None:
+def test_titles_and_descriptions_are_unique(site: Site) -> None:
     pages = [p for url, p in site.pages.items() if url != "404.html" and "programs/" not in url]
     for what in (
         Counter(p.read.title for p in pages),
@@ -368,62 +370,62 @@ def test_titles_and_descriptions_are_each_pages_own(site: Site) -> None:
         assert not [text for text, count in what.items() if count > 1]
 
 
-def astray(site: Site, base: str, link: str) -> str:
-    """What is wrong with a link, if it leads to this site."""
+def link_fault(site: Site, base: str, link: str) -> str:
+    """Return what is wrong with a link within this site; an empty string if it is valid."""
     to = urlsplit(urljoin(base, link))
     whole = to.geturl()
     if to.netloc != urlsplit(HOST).netloc:
         return ""
     if not whole.startswith(HOST):
-        return f"{link} leaves the folder of the site"
+        return f"{link} points outside of the site"
     path = unquote(whole.removeprefix(HOST).split("#")[0].split("?")[0])
     file = site.folder / path
-    if path.startswith("book/"):  # what `make ebook` adds
+    if path.startswith("book/"):  # files that `make ebook` adds
         there = file.stem in ebook_export.volumes(ebook_export.Site(site.folder))
         volume = there and file.suffix in (".pdf", ".epub")
-        return "" if volume or path == offline_zip.FILE else f"{link} is no volume"
+        return "" if volume or path == offline_zip.FILE else f"{link} is not a volume"
     if not (file / "index.html" if file.is_dir() else file).exists():
-        return f"{link} is not there"
+        return f"{link} does not exist"
     if to.fragment and unquote(to.fragment) not in site.pages[path].ids:
-        return f"{link}: no such place on that page"
+        return f"{link}: the page has no element with this id"
     return ""
 
 
-def test_links_lead_somewhere(site: Site) -> None:
+def test_links_have_targets(site: Site) -> None:
     def faults(page: Page):
         links = (known.get(name) for tag, known in page.read.tags if tag != "base"
                  for name in ("href", "src"))  # fmt: skip
-        return filter(None, (astray(site, HOST + page.url, each) for each in links if each))
+        return filter(None, (link_fault(site, HOST + page.url, each) for each in links if each))
 
-    each(site, faults)
+    check_all_pages(site, faults)
 
 
-def test_the_planner_cites_sections_that_the_book_has() -> None:
+def test_the_planner_cites_existing_sections() -> None:
     pages = "\n".join(page.read_text("utf-8") for page in ROOT.glob("docs/**/*.md"))
     heads = re.findall(r"^#+ (.+)", pages, re.M)
     for program in ROOT.glob("snippets/planner/*.py"):
         for node in ast.walk(ast.parse(program.read_text("utf-8"))):
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
-                said = " ".join((ast.get_docstring(node) or "").split())
-                for section in re.findall(r'"([A-Z][^"]+ [^"]+)"', said):
+                docstring = " ".join((ast.get_docstring(node) or "").split())
+                for section in re.findall(r'"([A-Z][^"]+ [^"]+)"', docstring):
                     assert any(head.startswith(section) for head in heads), section
 
 
-def test_beside_each_page_lies_all_of_it_as_markdown(site: Site) -> None:
-    """So that who reads it needs neither a browser nor what only this site understands."""
+def test_each_page_exists_as_plain_markdown(site: Site) -> None:
+    """A reader of the Markdown file needs no browser, and no syntax of this site."""
 
     def faults(page: Page):
         if page.url == "404.html":
             return
         html, markdown = page.path.read_text("utf-8"), page.path.with_suffix(".md")
         here, text = parse(markdown.read_text("utf-8")), flat(markdown.read_text("utf-8"))
-        beside = [
+        markdown_links = [
             each["href"] for each in page.all("link") if each.get("type") == "text/markdown"
         ]
-        if beside != ["index.md"]:
-            yield "the head does not say where"
+        if markdown_links != ["index.md"]:
+            yield "the head has no link to the Markdown file"
         if "index.md" not in (each.get("href") for each in page.all("a")):
-            yield "no link to it for who has no script"
+            yield "the page has no link to the Markdown file for readers without JavaScript"
         article = html[html.index("<article") :].partition('class="page-end"')[0]
         for code in re.findall(r"<pre\b[^>]*>(.*?)</pre>", article, re.DOTALL):
             if flat(unescape(re.sub("<[^>]*>", "", code))) not in text:
@@ -433,16 +435,16 @@ def test_beside_each_page_lies_all_of_it_as_markdown(site: Site) -> None:
             if found := NOT_PLAIN.search(line):
                 yield f"index.md:{number}: {found[0]}"
             for link in re.findall(r"\]\(([^)\s]*)", line):
-                if fault := astray(site, "page:", link):
+                if fault := link_fault(site, "page:", link):
                     yield f"index.md:{number}: {fault}"
 
-    each(site, faults)
+    check_all_pages(site, faults)
 
 
-def test_each_page_can_be_cited_and_reported(site: Site) -> None:
+def test_each_page_has_a_citation_and_a_link_to_report_errors(site: Site) -> None:
     form = msgspec.yaml.decode((ROOT / ".github/ISSUE_TEMPLATE/erratum.yml").read_bytes())
     fields = {each["id"] for each in form["body"]}
-    assert fields >= {"page", "section", "transcript", "versions"}  # as book.js fills them in
+    assert fields >= {"page", "section", "transcript", "versions"}  # book.js fills them in
     whole = msgspec.yaml.decode((ROOT / "CITATION.cff").read_bytes())
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     assert whole["version"] == project["version"] and whole["url"] == HOST
@@ -452,13 +454,15 @@ def test_each_page_can_be_cited_and_reported(site: Site) -> None:
         if page.url in ("", "404.html"):
             return
         report = next(a["href"] for a in page.all("a") if a.get("class") == "report")
-        asked = dict(parse_qsl(urlsplit(report).query))
-        if asked != {"template": "erratum.yml", "page": HOST + page.url}:
-            yield f"reported as {asked}"
+        query = dict(parse_qsl(urlsplit(report).query))
+        if query != {"template": "erratum.yml", "page": HOST + page.url}:
+            yield f"reported as {query}"
         html = page.path.read_text("utf-8").partition('class="page-end"')[2]
         entry = unescape(re.search(r"<code>(.*?)</code>", html, re.DOTALL)[1])
-        key, said = re.fullmatch(r"@misc\{([\w-]+),\n(.+,\n.+)\n\}", entry, re.DOTALL).groups()
-        known = dict(re.findall(r"^  (\w+) += \{(.+)\},?$", said, re.MULTILINE))
+        key, fields_text = re.fullmatch(
+            r"@misc\{([\w-]+),\n(.+,\n.+)\n\}", entry, re.DOTALL
+        ).groups()
+        known = dict(re.findall(r"^  (\w+) += \{(.+)\},?$", fields_text, re.MULTILINE))
         keys[key] += 1
         if list(known) != ["title", "author", "howpublished", "year", "url"]:
             yield entry
@@ -467,14 +471,14 @@ def test_each_page_can_be_cited_and_reported(site: Site) -> None:
         ):
             yield entry
         if re.search(r"(?<!\\)[_&%$#]", known["title"]):
-            yield f"TeX takes {known['title']} for something else"
+            yield f"TeX would misread the title {known['title']}"
 
-    each(site, faults)
+    check_all_pages(site, faults)
     assert set(keys.values()) == {1}
 
 
-def test_the_map_has_every_page_of_the_navigation(site: Site) -> None:
-    """In the format of llmstxt.org: a title, what it is, and under headings lists of links."""
+def test_llms_txt_lists_every_page_of_the_navigation(site: Site) -> None:
+    """The format of llmstxt.org is a title, a description and lists of links."""
     text = (site.folder / "llms.txt").read_text("utf-8")
     title, about, rest = re.match(r"# (.+)\n\n> (.+)\n\n((?s:.+))", text).groups()
     assert title == "World Size" and len(about) > 50
@@ -503,32 +507,32 @@ def test_the_map_has_every_page_of_the_navigation(site: Site) -> None:
     ]
 
 
-def test_a_link_has_words() -> None:
-    """Who hears links alone has no name of a formula, and does not know where `here` leads."""
+def test_links_contain_words() -> None:
+    """Screen readers list links without context, so `here` or a formula says too little."""
     nothing = r"\[(\$[^]$]*\$|here|this|more|read more|start|information)\]\("
     for path in sorted((ROOT / "docs").rglob("*.md")):
         assert not re.findall(nothing, path.read_text("utf-8"), re.I), path
 
 
-def test_a_link_in_the_head_of_a_table_is_told_by_more_than_its_colour() -> None:
-    """It stands beside other words there, too, as in any text that the rule names."""
+def test_a_link_in_a_table_header_differs_by_more_than_its_colour() -> None:
+    """As in other text, a link next to other words must differ by more than its colour."""
     rule = re.search(r":is\(([a-z, ]+)\) a:not\(", (ROOT / "docs/assets/book.css").read_text())
     assert rule and {"p", "li", "dd", "td", "th", "figcaption"} <= set(rule[1].split(", "))
 
 
-def test_headings_have_the_anchors_that_the_book_counts_on(site: Site) -> None:
-    """`worldsize.model.page` names the place of each heading as the site does."""
+def test_anchors_of_headings_equal_those_of_the_parser(site: Site) -> None:
+    """`worldsize.model.page` must compute the same anchors as the site."""
     faults = []
     for path in sorted((ROOT / "docs").rglob("*.md")):
         url = path.relative_to(ROOT / "docs").with_suffix("").as_posix()
-        if url == "glossary":  # whose terms have their anchors before the headings
+        if url == "glossary":  # the anchors of its terms come before the headings
             continue
         ids = site.pages[re.sub(r"\bindex/$", "", f"{url}/")].ids
         faults += [f"{url}: {name}" for name in read(path).headings if name not in ids]
     assert not faults, "\n".join(faults)
 
 
-def test_a_section_that_moved_is_on_the_page_to_which_its_old_address_leads(site: Site) -> None:
+def test_a_moved_section_exists_on_the_page_of_its_redirect(site: Site) -> None:
     faults = []
     for path in sorted((ROOT / "docs").glob("*.md")):
         for place, sections in get_data(path.read_text("utf-8"))[1].get("moved", {}).items():
@@ -546,21 +550,23 @@ def test_sitemap_lists_every_page(site: Site) -> None:
     assert {url.removeprefix(HOST) for url in listed} == set(site.pages) - {"404.html"}
 
 
-def test_code_can_be_copied(site: Site) -> None:
+def test_code_blocks_have_copy_buttons(site: Site) -> None:
     def faults(page: Page):
         sources = [script.get("src", "") for script in page.all("script")]
         for script in ("assets/javascripts/bundle", "assets/book.js"):
             if not any(script in source for source in sources):
                 yield f"no {script}"
         if '"content.code.copy"' not in page.path.read_text("utf-8"):
-            yield "no copy buttons"
+            yield "the page has no copy buttons"
 
-    each(site, faults)
-    assert ".gp, .go" in (site.folder / "assets/book.js").read_text("utf-8")  # prompts, output
+    check_all_pages(site, faults)
+    assert ".gp, .go" in (site.folder / "assets/book.js").read_text(
+        "utf-8"
+    )  # prompt and output
 
 
-def test_transcripts_say_something(site: Site) -> None:
-    each(
+def test_transcripts_contain_output(site: Site) -> None:
+    check_all_pages(
         site,
         lambda page: [
             f"transcript {number} is empty"
@@ -581,7 +587,7 @@ def test_every_column_of_a_table_has_a_name(site: Site) -> None:
 
 
 def test_no_markdown_is_shown_as_text(site: Site) -> None:
-    """A table, a formula or a list needs an empty line before it."""
+    """A table, a formula and a list need an empty line before them."""
     shown = []
     for page in site.pages.values():
         html = page.path.read_text("utf-8")
@@ -594,7 +600,7 @@ def test_no_markdown_is_shown_as_text(site: Site) -> None:
     assert not shown, "\n".join(shown)
 
 
-def test_search_knows_the_code(site: Site) -> None:
+def test_search_finds_words_of_code(site: Site) -> None:
     index = json.loads((site.folder / "search/search_index.json").read_text("utf-8"))
     separator = re.compile(index["config"]["separator"])
     assert "parameters" in separator.split("find_unused_parameters=True")
@@ -627,12 +633,12 @@ def test_search_knows_the_code(site: Site) -> None:
 # ---- labs
 
 
-def test_labs_are_slim_and_can_be_taken_away(site: Site) -> None:
+def test_lab_pages_are_small_and_their_files_can_be_downloaded(site: Site) -> None:
     labs = [page for url, page in site.pages.items() if url.startswith("labs/")]
     assert labs
     for page in labs:
         name = page.path.parent.name
-        assert page.path.stat().st_size < 300_000, name  # with the navigation, which grows
+        assert page.path.stat().st_size < 300_000, name  # including the navigation, which grows
         assert "jp-" not in page.path.read_text("utf-8"), "notebook styles"
         script = page.path.with_name(f"{name}.py")
         assert script.read_text("utf-8") == (ROOT / "labs" / f"{name}.py").read_text("utf-8")
@@ -658,7 +664,7 @@ def fence() -> str:
 '''
 
 
-def test_a_lab_becomes_markdown() -> None:
+def test_a_lab_is_converted_to_markdown() -> None:
     text = labs.to_markdown(LAB)
     assert text.startswith("# A lab\n\nEach rank")
     assert '````python\ndef fence() -> str:\n    return """```"""\n````' in text
@@ -667,7 +673,7 @@ def test_a_lab_becomes_markdown() -> None:
 # ---- templates
 
 
-def test_a_template_is_named_where_it_is_wrong_and_read_again_once_changed(
+def test_a_template_error_names_its_line_and_a_changed_template_is_reloaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(template.TEMPLATES, "loader", jinja2.FileSystemLoader(tmp_path))
@@ -684,7 +690,7 @@ def test_a_template_is_named_where_it_is_wrong_and_read_again_once_changed(
 # ---- formulas
 
 
-def test_a_formula_is_drawn_for_eye_and_ear() -> None:
+def test_a_formula_has_a_drawing_and_a_spoken_text() -> None:
     html = math_svg.draw(r"\frac{2(n-1)}{n} S")
     svg, math = html.split("</svg>")
     assert 'aria-hidden="true"' in svg and "vertical-align:-" in svg and "em" in svg
@@ -692,7 +698,7 @@ def test_a_formula_is_drawn_for_eye_and_ear() -> None:
     assert math.startswith("<math><mfrac>") and "xmlns" not in math
 
 
-def test_a_glyph_is_drawn_once_on_a_page_and_before_it_is_used() -> None:
+def test_a_page_defines_each_glyph_once_before_its_use() -> None:
     markdown = pytest.importorskip("markdown")
     convert = markdown.Markdown(extensions=[BookMarkdown(), "toc"]).convert
     html = convert("# $n$ ranks\n\n$n - n$, $2^{n}$, $(n)$\n\n<div>$n$</div>\n")
@@ -702,16 +708,14 @@ def test_a_glyph_is_drawn_once_on_a_page_and_before_it_is_used() -> None:
     assert len({outline for _, outline in outlines}) == len(outlines) == 6  # n – 2 ⁿ ( )
     used = re.findall(r'<use href="#(\w+)"', shown)
     assert set(used) == {name for name, _ in outlines} and used.count(used[0]) == 4
-    assert not any(name == name.lower() for name in used)  # as each heading's anchor is
+    assert not any(name == name.lower() for name in used)  # anchors of headings are lower case
     assert convert("No formula.") == "<p>No formula.</p>"
 
 
 @pytest.mark.parametrize(
     ("tex", "own"), [("x_i", False), (r"\overline{x}", False), (r"\frac{a}{b}", True)]
 )
-def test_a_formula_has_its_own_height_only_where_a_line_of_text_has_less(
-    tex: str, own: bool
-) -> None:
+def test_only_a_formula_higher_than_a_line_has_a_height(tex: str, own: bool) -> None:
     svg = math_svg.draw(tex).split("</svg>")[0]
     assert ("height:" in svg) == ("vertical-align:" in svg) == own
     assert "fill=" not in svg
@@ -723,14 +727,14 @@ def test_a_formula_has_its_own_height_only_where_a_line_of_text_has_less(
     assert f"vertical-align: -{math_svg.BELOW / math_svg.UNITS:g}em;" in rule
 
 
-def test_a_formula_may_have_two_lines() -> None:
+def test_a_formula_can_have_two_lines() -> None:
     one, two = (math_svg.draw(tex, display=True) for tex in ("a", r"a \\ a"))
     assert one.count("<use ") == 1 and two.count("<use ") == 2
     one, two = (float(re.search(r"height:([\d.]+)em", each)[1]) for each in (one, two))
     assert two > 2 * one
 
 
-def test_formulas_stand_where_they_were_written() -> None:
+def test_formulas_keep_their_place_in_the_text() -> None:
     markdown = pytest.importorskip("markdown")
     html = markdown.markdown(
         "A $x < y$ and `$code$`, $5 and $6.\n\n$$\na = b\n$$\n\n* item\n\n    $$c$$\n",
@@ -759,13 +763,18 @@ def test_a_wrong_formula_stops_the_build(tex: str, why: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "message"),
     [
         (r"$$\foo$$", r"\foo is not known"),
-        ('```python\n--8<-- "no.py"\n```', "docs/index.md:4: there is no file no.py to embed"),
+        (
+            '```python\n--8<-- "no.py"\n```',
+            "docs/index.md:4: the embedded file no.py does not exist",
+        ),
     ],
 )
-def test_what_stops_the_build_names_its_page(tmp_path: Path, wrong: str, said: str) -> None:
+def test_an_error_that_stops_the_build_names_its_page(
+    tmp_path: Path, wrong: str, message: str
+) -> None:
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs/index.md").write_text(f"# A page\n\n{wrong}\n", "utf-8")
     (tmp_path / "mkdocs.yml").write_text(
@@ -780,13 +789,13 @@ def test_what_stops_the_build_names_its_page(tmp_path: Path, wrong: str, said: s
         timeout=HANG,
     )
     assert build.returncode != 0
-    assert "index.md" in build.stderr and said in build.stderr
+    assert "index.md" in build.stderr and message in build.stderr
     assert "Traceback" not in build.stderr
 
 
 @pytest.fixture
 def small_site(tmp_path: Path):
-    """A book of three pages in a folder; call it to build it, and get the first as published."""
+    """Write a book of three pages; return a function that builds it and returns a page."""
     for name, text in {
         "mkdocs.yml": f"site_name: x\nhooks: [{ROOT}/src/worldsize/site/hooks.py]\n",
         "docs/glossary.md": '# Terms\n\n<div class="glossary" markdown>\n\nrank\n:   A number.\n\n</div>\n',
@@ -806,48 +815,50 @@ def small_site(tmp_path: Path):
     return build
 
 
-def when_kept(book: Path) -> dict[str, int]:
+def cached_files(book: Path) -> dict[str, int]:
     return {each.name: each.stat().st_mtime_ns for each in (book / page_cache.FOLDER).iterdir()}
 
 
-def test_what_was_kept_of_a_page_is_what_a_build_would_make(small_site) -> None:
+def test_a_cached_page_equals_a_new_one(small_site) -> None:
     cold = small_site()
-    made = when_kept(small_site.folder)
-    assert len(made) == 2 * 4 and small_site() == cold and when_kept(small_site.folder) == made
+    made = cached_files(small_site.folder)
+    assert (
+        len(made) == 2 * 4 and small_site() == cold and cached_files(small_site.folder) == made
+    )
     for each in (small_site.folder / page_cache.FOLDER).iterdir():
-        each.write_bytes(each.read_bytes()[:50])  # as when a disk was full
+        each.write_bytes(each.read_bytes()[:50])  # as on a full disk
     assert small_site() == cold
 
 
-def test_a_file_that_is_not_published_changes_nothing(small_site) -> None:
-    """As the compiled modules that a learner's first command leaves in labs/."""
+def test_an_unpublished_file_changes_nothing(small_site) -> None:
+    """An example is the compiled modules that a learner's first command writes into labs/."""
     with (small_site.folder / "mkdocs.yml").open("a", encoding="utf-8") as config:
         config.write("exclude_docs: '*.pyc'\n")
     small_site()
-    made = when_kept(small_site.folder)
+    made = cached_files(small_site.folder)
     (small_site.folder / "docs/start.pyc").touch()
     small_site()
-    assert when_kept(small_site.folder) == made
+    assert cached_files(small_site.folder) == made
 
 
-def test_what_python_compiled_is_not_published() -> None:
-    """It names folders of a machine; and each page would be made anew once it is there."""
+def test_compiled_python_files_are_not_published() -> None:
+    """They contain paths of the machine, and every new file would invalidate the page cache."""
     excluded = load_config(str(ROOT / "mkdocs.yml")).exclude_docs
     for place in ("assets", "labs", "labs/launch"):
         assert excluded.match_file(f"{place}/__pycache__/home.cpython-311.pyc")
     assert not excluded.match_file("assets/home.svg")
 
 
-def test_what_is_served_is_what_is_published(small_site) -> None:
-    """So `make site` and `make serve` keep the same, and neither removes what the other made."""
+def test_make_serve_builds_the_same_pages_as_make_site(small_site) -> None:
+    """Therefore both share one cache, and neither removes pages of the other."""
     config = small_site.folder / "mkdocs.yml"
     config.write_text(f"{config.read_text()}site_url: https://a.example/b/\n", "utf-8")
-    published, made = small_site(), when_kept(small_site.folder)
+    published, made = small_site(), cached_files(small_site.folder)
     served = load_config(str(config))
-    served.site_url = "http://127.0.0.1:8000/b/"  # as `mkdocs serve` does
+    served.site_url = "http://127.0.0.1:8000/b/"  # `mkdocs serve` sets this address
     mkdocs.commands.build.build(served, serve_url=served.site_url)
     assert (small_site.folder / "site/index.html").read_text("utf-8").startswith(published)
-    assert "https://a.example/b/" in published and when_kept(small_site.folder) == made
+    assert "https://a.example/b/" in published and cached_files(small_site.folder) == made
 
 
 @pytest.mark.parametrize(
@@ -856,7 +867,12 @@ def test_what_is_served_is_what_is_published(small_site) -> None:
         ("a.py", "print(1)", "print(2222)", "2222"),
         ("docs/index.md", "A rank.", "Another rank.", "Another"),
         ("docs/index.md", "# A page", "---\ntitle: An end\n---\n# A page", "An end"),
-        ("docs/more.md", "# More", "# Less", ">Less<"),  # in the navigation of all
+        (
+            "docs/more.md",
+            "# More",
+            "# Less",
+            ">Less<",
+        ),  # a title in the navigation of all pages
         ("docs/glossary.md", "A number.", "Another number.", 'title="Another number."'),
         (
             "mkdocs.yml",
@@ -866,17 +882,17 @@ def test_what_is_served_is_what_is_published(small_site) -> None:
         ),
     ],
 )
-def test_what_changed_is_made_anew(
+def test_a_changed_file_is_built_again(
     small_site, name: str, was: str, becomes: str, shown: str
 ) -> None:
     assert shown not in small_site()
     path = small_site.folder / name
     path.write_text(path.read_text("utf-8").replace(was, becomes), "utf-8")
     assert shown in small_site()
-    assert len(when_kept(small_site.folder)) == 2 * 4  # what no page uses any more is gone
+    assert len(cached_files(small_site.folder)) == 2 * 4  # unused entries are removed
 
 
-SHOWN = {  # one of each that a page can show
+SHOWN = {  # a book with one example of everything that a page can show
     "mkdocs.yml": f"site_name: x\nhooks: [{ROOT}/src/worldsize/site/hooks.py]\nplugins: []\n",
     "snippets/t/p.py": '"""It says one."""\n\n\ndef f():\n    print(1)\n',
     "snippets/t/p.cpu.txt": f"{RECORDED}$ python p.py\n1\n$ python q.py\n2\n",
@@ -928,18 +944,18 @@ groups:
 
 
 def published(book: Path) -> dict[str, bytes]:
-    """A book's site, which a build in this process makes; its files by their place."""
+    """Build a book in this process, and return the files of its site by their paths."""
     mkdocs.commands.build.build(load_config(str(book / "mkdocs.yml")))
     site = book / "site"
     files = (each for each in site.rglob("*") if each.is_file() and each.suffix != ".gz")
     return {each.relative_to(site).as_posix(): each.read_bytes() for each in files}
 
 
-def test_what_is_built_again_is_what_a_first_build_makes(
+def test_a_rebuild_equals_a_first_build(
     small_site, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In one process, as `make serve` does, after each change that a page must show."""
-    monkeypatch.setenv("SOURCE_DATE_EPOCH", "0")  # in the front page and the site map
+    """Change one file after the other in one process, as with `make serve`."""
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "0")  # the date of the front page and the sitemap
     book, templates = small_site.folder, small_site.folder / "src/worldsize/site/templates"
     shutil.copytree(ROOT / "src/worldsize/site/templates", templates)
     monkeypatch.setattr(template.TEMPLATES, "loader", jinja2.FileSystemLoader(templates))
@@ -952,11 +968,11 @@ def test_what_is_built_again_is_what_a_first_build_makes(
         ("snippets/t/p.cpu.txt", "\n1\n", "\none\n"),
         ("snippets/gpu.toml", "", '"snippets/t/p.py" = "$ python p.py"\n'),
         ("snippets/t/p.cuda.txt", "", RECORDED + "$ python p.py\neins\n"),
-        ("snippets/t/q.py", "", "print(2)\n"),  # beside p.py, whose transcript names it
-        ("snippets/t/q.py", "print(2)", "import r"),  # so p.py needs r.py, too
+        ("snippets/t/q.py", "", "print(2)\n"),  # the transcript of p.py names this file
+        ("snippets/t/q.py", "print(2)", "import r"),  # from now on, p.py also needs r.py
         ("snippets/t/p.svg", "0 0 9 5", "0 0 9 7"),
-        ("docs/01_a.md", "# A:", "# B:"),  # the title of links to it
-        ("docs/01_a.md", "word " * 500, "word " * 900),  # its time in the track
+        ("docs/01_a.md", "# A:", "# B:"),  # links to this page show its title
+        ("docs/01_a.md", "word " * 500, "word " * 900),  # the track shows the reading time
         ("docs/glossary.md", "A number.", "Another number."),
         ("docs/references.yml", "title: A", "title: Another"),
         ("docs/tracks/t.yml", "do a", "do b"),
@@ -977,7 +993,7 @@ def test_what_is_built_again_is_what_a_first_build_makes(
         before = after
 
 
-def test_a_build_writes_what_changed_and_removes_what_it_did_not_make(small_site) -> None:
+def test_a_build_writes_only_changes_and_removes_outdated_files(small_site) -> None:
     index, site = small_site.folder / "docs/index.md", small_site.folder / "site"
     small_site()
     for name in (".nojekyll", ".git/HEAD", "before/it/index.html"):
@@ -1004,7 +1020,7 @@ def test_a_build_writes_what_changed_and_removes_what_it_did_not_make(small_site
     assert not (site / "more").exists()
 
 
-def test_a_page_of_a_file_that_changed_meanwhile_is_not_kept(
+def test_a_page_is_not_cached_if_its_files_changed_during_the_build(
     small_site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program, render = small_site.folder / "a.py", mkdocs.structure.pages.Page.render
@@ -1021,7 +1037,7 @@ def test_a_page_of_a_file_that_changed_meanwhile_is_not_kept(
     assert "2222" not in small_site()
 
 
-def test_a_transcript_that_comes_while_all_is_built_is_shown_by_the_next_build(
+def test_a_transcript_recorded_during_a_build_is_shown_by_the_next_build(
     small_site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, text in SHOWN.items():
@@ -1039,7 +1055,7 @@ def test_a_transcript_that_comes_while_all_is_built_is_shown_by_the_next_build(
     assert "eins" in (small_site.folder / "site/programs/t/p/index.html").read_text("utf-8")
 
 
-def test_a_warning_is_said_again(small_site, caplog) -> None:
+def test_warnings_are_repeated_in_each_build(small_site, caplog) -> None:
     (small_site.folder / "docs/index.md").write_text("[nowhere](no.md)\n", "utf-8")
     for _ in range(2):
         caplog.clear()
@@ -1047,7 +1063,7 @@ def test_a_warning_is_said_again(small_site, caplog) -> None:
         assert "no.md" in caplog.text
 
 
-def test_a_link_to_what_is_gone_is_told_of_a_page_that_was_kept(small_site, caplog) -> None:
+def test_a_broken_link_on_a_cached_page_is_reported(small_site, caplog) -> None:
     index, more = small_site.folder / "docs/index.md", small_site.folder / "docs/more.md"
     config = small_site.folder / "mkdocs.yml"
     config.write_text(config.read_text() + "validation:\n  anchors: warn\n", "utf-8")
@@ -1062,7 +1078,7 @@ def test_a_link_to_what_is_gone_is_told_of_a_page_that_was_kept(small_site, capl
     assert "target 'more.md' is not found" in caplog.text
 
 
-def test_the_edit_link_of_a_program_leads_to_the_program(small_site) -> None:
+def test_the_edit_link_of_a_program_page_points_to_the_program(small_site) -> None:
     config = small_site.folder / "mkdocs.yml"
     config.write_text(
         config.read_text() + "repo_url: https://a.example/b\nedit_uri: edit/main/docs/\n"
@@ -1080,7 +1096,7 @@ def test_the_edit_link_of_a_program_leads_to_the_program(small_site) -> None:
 # ---- code
 
 
-def test_code_that_looks_alike_is_one_span() -> None:
+def test_adjacent_code_of_the_same_colour_is_one_span() -> None:
     code = 'if a in True:\n    f"a{b}"\n'
     marked = pygments.highlight(code, PythonLexer(), HtmlFormatter(nowrap=True))
     assert html_postprocess.fixed(f"<pre>{marked}  <i>\n</i></pre>\n  <p>\n\n") == (
@@ -1118,7 +1134,7 @@ def test_a_table_scrolls_without_a_script(site: Site) -> None:
         ('width="504pt" height="288pt" viewBox="0 0 504 288"', 'width="672" height="384"'),
     ],
 )
-def test_a_figure_says_its_size(attributes: str, size: str) -> None:
+def test_a_figure_has_its_size_in_html(attributes: str, size: str) -> None:
     assert (
         html_postprocess.size(f'<svg xmlns="http://www.w3.org/2000/svg" {attributes}/>') == size
     )
@@ -1127,7 +1143,7 @@ def test_a_figure_says_its_size(attributes: str, size: str) -> None:
 # ---- glossary
 
 
-def test_a_term_is_explained_once_in_each_section() -> None:
+def test_a_term_is_explained_once_per_section() -> None:
     markdown = pytest.importorskip("markdown")
     html = markdown.markdown(
         "## A rank\n\nEach rank, `rank`, [rank](x) and **ranks**; a rank-0 process; frank; zeros.\n\n"
@@ -1137,7 +1153,7 @@ def test_a_term_is_explained_once_in_each_section() -> None:
     assert re.findall(r"<abbr[^>]*>([^<]*)</abbr>", html) == ["rank", "Ranks", "all-reduces"]
 
 
-def test_a_page_may_use_a_term_in_its_own_sense() -> None:
+def test_a_page_can_exclude_a_term_from_the_glossary() -> None:
     markdown = pytest.importorskip("markdown")
     convert = markdown.Markdown(extensions=[BookMarkdown()]).convert
     html = convert("<!-- not of the glossary: node -->\n\nA node, a rank.")
@@ -1175,7 +1191,7 @@ def _contrast(one: str, other: str) -> float:
 
 
 @pytest.mark.parametrize("scheme", ["default", "slate"])
-def test_ink_is_legible_on_every_paper(scheme: str) -> None:
+def test_text_has_enough_contrast_on_every_background(scheme: str) -> None:
     colours = _colours(scheme)
     papers = [name for name in colours if name.startswith("paper")]
     inks = [name for name in colours if name not in papers and name != "rule"]
@@ -1193,12 +1209,12 @@ def test_ink_is_legible_on_every_paper(scheme: str) -> None:
     "sheet", sorted((ROOT / "docs/assets").glob("*.css")), ids=lambda p: p.name
 )
 def test_every_rule_of_a_style_sheet_is_closed(sheet: Path) -> None:
-    """One brace short, and a browser takes all the rules below it for a part of that one."""
+    """If one brace is missing, browsers treat all later rules as a part of that rule."""
     depth = 0
     for number, line in enumerate(sheet.read_text("utf-8").splitlines(), start=1):
         if line.startswith("/* ----"):
-            assert depth == 0, f"{sheet.name}:{number}: a rule above this part is not closed"
+            assert depth == 0, f"{sheet.name}:{number}: the rule above is not closed"
         code = re.sub(r"/\*.*?\*/", "", line)
         depth += code.count("{") - code.count("}")
-        assert depth >= 0, f"{sheet.name}:{number}: a brace closes nothing"
-    assert depth == 0, f"{sheet.name}: the last rule is not closed"
+        assert depth >= 0, f"{sheet.name}:{number}: this closing brace has no opening brace"
+    assert depth == 0, f"{sheet.name}: the last rule has no closing brace"

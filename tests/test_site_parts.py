@@ -1,4 +1,4 @@
-"""The parts of the site, one at a time: what no site need be built for."""
+"""Tests of parts of the site that do not need a built site."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Things(yaml_schema.Schema):
     other: list[Thing]
 
 
-def test_data_are_named_by_their_own_line_and_shown_where_they_are_asked_for() -> None:
+def test_yaml_errors_name_the_line_and_data_appear_at_the_directive() -> None:
     text = "first:\n- {id: a, size: 1}\n- {id: b, size: 2}\nother:\n- {id: b, size: big}\n"
     with pytest.raises(yaml_schema.DataError, match=r"t\.yml:5: b: size: Expected"):
         yaml_schema.decode(text, "t.yml", Things)
@@ -74,7 +74,7 @@ def test_data_are_named_by_their_own_line_and_shown_where_they_are_asked_for() -
 # --- programs --------------------------------------------------------------------------------
 
 
-def test_a_callout_marks_the_line_that_it_quotes(book: Book) -> None:
+def test_a_callout_marks_the_line_of_its_quote(book: Book) -> None:
     book.program("p", "a = 1\nb = 2\nprint(a + b)\n", "$ python p.py\none 3\ntwo 3\n")
     page = """# Title
 
@@ -110,11 +110,13 @@ def test_a_callout_marks_the_line_that_it_quotes(book: Book) -> None:
     with pytest.raises(BookError, match=r"docs/page\.md:10: callout 2 quotes `a =`"):
         embeds.check_callouts(path, book.root)
     path = book.write("docs/page2.md", page.replace("`print` ", ""))
-    with pytest.raises(BookError, match=r"docs/page2\.md:10: a callout begins with a quote"):
+    with pytest.raises(
+        BookError, match=r"docs/page2\.md:10: a callout must begin with a quote"
+    ):
         embeds.check_callouts(path, book.root)
 
 
-def test_a_folded_program_takes_no_time_to_read() -> None:
+def test_a_folded_program_adds_no_reading_time() -> None:
     text = "# Title\n\nSome words.\n"
     block = (
         '\n??? example "The whole class"\n\n    ```python\n    x = 1\n    ```\n\nMore words.\n'
@@ -125,7 +127,7 @@ def test_a_folded_program_takes_no_time_to_read() -> None:
     assert page_stats.reading_minutes(page.parse(text + opened)) > minutes
 
 
-def test_the_usual_machine_is_named_once(book: Book) -> None:
+def test_the_most_common_machine_is_printed_once(book: Book) -> None:
     for name in ("p", "q", "r"):
         book.program(name, "print(1)\n", "$ python p.py\n1\n")
     book.write(
@@ -147,7 +149,7 @@ def test_the_usual_machine_is_named_once(book: Book) -> None:
     assert "\nRecorded " in "\n".join(embeds.render(alone.split("\n"), book.root))
 
 
-def test_what_is_shown_of_a_program_is_what_was_printed(book: Book) -> None:
+def test_transcripts_are_shown_as_they_were_printed(book: Book) -> None:
     book.program("p", "print(1)\n", "$ python p.py\none\ntwo\n")
     gpu = RECORDED.replace("2 CPU cores (test)", "1 × NVIDIA H100 80GB HBM3")
     book.write("snippets/t/p.cuda.txt", gpu + "$ python p.py\nuno\ndos\n")
@@ -164,7 +166,7 @@ def test_what_is_shown_of_a_program_is_what_was_printed(book: Book) -> None:
     assert refused.index('=== "H100"') < refused.index('=== "CPU"')
     book.write("snippets/t/p.cpu.txt", recorded)
     book.write("snippets/t/p.py", "import time\n\nprint(time.perf_counter())\n")
-    speed = shown("p.cpu.txt")  # it is about speed, so the GPU is first
+    speed = shown("p.cpu.txt")  # the program measures speed, so the GPU comes first
     assert speed.index('=== "H100"') < speed.index('=== "CPU"')
     book.write("snippets/t/p.py", "print(1)\n")
     book.write("snippets/t/p.rtx-4090.txt", gpu.replace("H100", "RTX 4090") + "$ python p.py\n")
@@ -188,7 +190,7 @@ def test_what_is_shown_of_a_program_is_what_was_printed(book: Book) -> None:
     assert embeds.render(figures, book.root) == copies
 
 
-def test_facts_count_each_program_once_and_failures_by_their_programs(book: Book) -> None:
+def test_page_stats_count_programs_once_and_failures_by_their_programs(book: Book) -> None:
     book.program("p", "def f():\n    pass\n\n\nf()\n", "$ python p.py\n")
     text = """
         # 02
@@ -221,23 +223,23 @@ def test_facts_count_each_program_once_and_failures_by_their_programs(book: Book
     assert page_stats._failures(here) == 1
 
 
-def test_a_page_says_what_no_gpu_has_recorded_until_one_has(book: Book) -> None:
+def test_a_page_lists_programs_that_wait_for_a_gpu(book: Book) -> None:
     for name in ("p", "q"):
         book.program(name, "print(1)\n", f"$ python {name}.py\n1\n", embed=False)
     embeds = "".join(f'```python\n--8<-- "snippets/t/{name}.py"\n```\n' for name in "pq")
     text = f"# T\n\n{embeds}"
 
-    def said(name: str) -> str:
+    def built_page(name: str) -> str:
         return page_stats.with_facts(text, book.root, name).partition("\n```")[0]
 
-    assert said("setup.md") == "# T\n"
+    assert built_page("setup.md") == "# T\n"
     book.write("snippets/gpu.toml", '"snippets/t/p.py" = "$ python p.py"\n')
     one = "ot yet recorded on a GPU: 1 program · [what ran where](/what_ran_where.md)\n"
-    assert f"\nN{one}" in said("setup.md") and f" · n{one}" in said("02_p.md")
+    assert f"\nN{one}" in built_page("setup.md") and f" · n{one}" in built_page("02_p.md")
     waits = programs._what_ran_where(book.root)
     assert "1 program would show more on a GPU, but" in waits and waits.count("p.py") == 2
     book.write("snippets/t/p.a100.txt", RECORDED + "$ python p.py\n1\n")
-    assert said("setup.md") == "# T\n"
+    assert built_page("setup.md") == "# T\n"
     assert "no output from a GPU" not in programs._what_ran_where(book.root)
 
 
@@ -269,7 +271,10 @@ def test_a_summary_is_the_first_sentence(book: Book, name: str, text: str, says:
 
 
 def table(*rows: str) -> str:
-    """The HTML of a table whose cells stand between bars. The first row is its head."""
+    """Return the HTML of a table from rows with | between cells.
+
+    The first row is the header.
+    """
     cells = [
         "".join(f"<{tag}>{cell.strip()}</{tag}>" for cell in row.split("|"))
         for tag, row in zip(["th", *["td"] * len(rows)], rows, strict=False)
@@ -290,13 +295,13 @@ TEXT = "a cell with more words than a phone has room for"
         ([" | ".join("abcdefgh"), " | ".join(["1.25 TB/s"] * 8)], "data wide"),
     ],
 )
-def test_a_table_that_a_phone_cannot_show_becomes_cards_or_scrolls(
+def test_a_table_too_wide_for_a_phone_becomes_cards_or_scrolls(
     rows: list[str], kind: str
 ) -> None:
     assert f'<table class="{kind}"' in tables.laid_out(table(*rows))
 
 
-def test_a_card_knows_the_titles_of_its_cells() -> None:
+def test_a_card_contains_the_titles_of_its_cells() -> None:
     html = tables.laid_out(table("you see | it's <b>so</b> | ", f"{TEXT} | {TEXT} | {TEXT}"))
     style = "--title-1: 'you see: '; --title-2: 'it\\'s so: '"
     assert f' style="{escape(style)}"' in html
@@ -305,7 +310,7 @@ def test_a_card_knows_the_titles_of_its_cells() -> None:
 @pytest.mark.parametrize(
     ("code", "shown"),
     [
-        ("torch.compile", None),  # short code stays whole
+        ("torch.compile", None),  # short code is not split
         ("python a.py --fix", "python a.py --fix"),
         ("python -m ab.cdefghij", "python -m ab.cdefghij"),
         ("ZeroRedundancyOptimizer", "Zero<wbr>Redundancy<wbr>Optimizer"),
@@ -313,7 +318,7 @@ def test_a_card_knows_the_titles_of_its_cells() -> None:
         ("a_b_c_d_e_f_g_h_i_j", "a_b_<wbr>c_d_<wbr>e_f_<wbr>g_h_i_j"),
     ],
 )
-def test_long_code_in_a_cell_breaks_at_its_joints(code: str, shown: str | None) -> None:
+def test_long_code_in_a_cell_can_break_after_separators(code: str, shown: str | None) -> None:
     html = tables.laid_out(table("a | b", f"<code>{code}</code> | 1"))
     expected = f'<code class="long">{shown}</code>' if shown else f"<code>{code}</code>"
     assert expected in html
@@ -322,14 +327,14 @@ def test_long_code_in_a_cell_breaks_at_its_joints(code: str, shown: str | None) 
 # --- words and links -------------------------------------------------------------------------
 
 
-def test_the_glossary_says_a_first_sentence(book: Book) -> None:
+def test_the_tooltip_of_a_term_is_its_first_sentence(book: Book) -> None:
     entry = "rank / process\n:   A [number](x.md) of torch 2.13 and `more`.\n    Then *more*.\n"
     book.write("docs/glossary.md", f"# Terms\n\n{entry}")
     says = "A number of torch 2.13 and more."
     assert glossary.terms(book.root) == {"rank": says, "process": says}
 
 
-def test_links_lead_to_the_one_place_that_is_meant(book: Book) -> None:
+def test_cross_references_resolve_to_one_section(book: Book) -> None:
     lab = "# %% [markdown]\n# # Lab\n#\n# ## Step 1: average\n#\n# ## Step 10: all\n"
     book.write("labs/lab02_ddp.py", lab)
     book.write("docs/02_ddp.md", '# D\n\n??? question "Why a? So."\n\n??? question "Why b?"\n')
@@ -340,7 +345,7 @@ def test_links_lead_to_the_one_place_that_is_meant(book: Book) -> None:
         cross_references.link("02_ddp?Why", book.root)
 
 
-def test_search_reads_what_a_page_says_under_each_heading() -> None:
+def test_search_indexes_the_text_under_each_heading() -> None:
     code = '<div class="language-python x"><pre>{} <span class="s2">says</span></pre></div>'
     html = (
         '<h1 id="top">T <code>x</code><a class="headerlink" href="#top">¶</a></h1><p>abc <b>b</b></p>'
@@ -371,7 +376,7 @@ def test_search_reads_what_a_page_says_under_each_heading() -> None:
 # --- changes ---------------------------------------------------------------------------------
 
 
-def test_changes_are_a_page_and_a_feed(tmp_path: Path) -> None:
+def test_changes_appear_on_a_page_and_in_a_feed(tmp_path: Path) -> None:
     (tmp_path / "docs").mkdir()
     new = (
         "- {date: 2026-11-26, title: B & C, what: 'In [one](02_ddp.md), `x`.', corrects: true}"
@@ -396,7 +401,7 @@ def test_changes_are_a_page_and_a_feed(tmp_path: Path) -> None:
 
 
 def points(path: str) -> list[tuple[float, float]]:
-    """Where the lines and curves of an outline go, their bends included."""
+    """Return the points of the lines and curves of an SVG path, with their control points."""
     found, here, bend, last = [], (0.0, 0.0), None, ""
     for command, text in re.findall(r"([a-zA-Z])([^a-zA-Z]*)", path):
         numbers = [float(n) for n in re.findall(r"-?[\d.]+", text)]
@@ -416,19 +421,19 @@ def points(path: str) -> list[tuple[float, float]]:
     return found
 
 
-def test_a_formula_is_drawn_as_its_font_has_it() -> None:
-    """In whole units: shorter by half, and nowhere more than two away."""
+def test_a_drawn_formula_equals_the_outlines_of_the_font() -> None:
+    """Coordinates are rounded to whole units, which halves the size; errors are at most two."""
     import ziamath
 
     drawing = ziamath.Math.fromlatex(r"\sum_i g_i S^2 \alpha = 8").svgxml()
     paths = [path.get("d") for each in drawing.iter("symbol") for path in each.iter("path")]
     assert len(paths) > 5
     for path in paths:
-        # a line of no length is left out, and no other
+        # only lines of length zero may be missing
         there = [(10 * x, 10 * y) for x, y in points(path)]
         drawn = points(math_svg._outline(path, 10.0))
         assert set(map(nearest(there), drawn)) == {True} == {*map(nearest(drawn), there)}
-    assert ' y="' not in math_svg.draw("x")  # on the base line
+    assert ' y="' not in math_svg.draw("x")  # it is on the baseline
     fraction = math_svg.draw(r"\frac{a}{a}")
     places = re.findall(r'<use href="#glyph [^"]+"(?: x="(-?\d+)")?(?: y="(-?\d+)")?', fraction)
     assert len(places) == 2 and places[0][0] == places[1][0]
@@ -438,7 +443,7 @@ def nearest(points: list[tuple[float, float]]):
     return lambda at: min(max(abs(at[0] - x), abs(at[1] - y)) for x, y in points) <= 2
 
 
-def test_a_figure_gets_a_size_unless_it_has_one(tmp_path: Path) -> None:
+def test_a_figure_without_a_size_gets_one(tmp_path: Path) -> None:
     drawing = tmp_path / "a.svg"
     drawing.write_text('<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 9 5"/>')
     files = Files([SimpleNamespace(src_uri="programs/a.svg", abs_src_path=str(drawing))])
@@ -452,7 +457,7 @@ def test_a_figure_gets_a_size_unless_it_has_one(tmp_path: Path) -> None:
         assert sized(other) == other
 
 
-# --- plain -----------------------------------------------------------------------------------
+# --- pages as Markdown -----------------------------------------------------------------------
 
 
 RICH = """# A `{ .b }` { #a }
@@ -485,19 +490,19 @@ A [b](../b.md?n=1#c){ .d }, [c](c.md), [here](#a), [l](/labs/l.py), [far](https:
 """
 
 
-def test_what_only_this_site_understands_is_said_in_plain_markdown() -> None:
+def test_syntax_of_this_site_becomes_plain_markdown() -> None:
     pages = {"b.md": "b/", "t/c.md": "t/c/", "t/a.md": "t/a/", "labs/l.py": "labs/l/"}
     files = SimpleNamespace(
         get_file_from_path=lambda path: path in pages and SimpleNamespace(url=pages[path])
     )
     page = SimpleNamespace(file=SimpleNamespace(src_uri="t/a.md"), url="t/a/")
-    said = llms_markdown.text(
+    markdown_text = llms_markdown.text(
         RICH.splitlines(),
         page,
         SimpleNamespace(site_url="https://a.example/s/"),
         files,
     )
-    title, head, rest = said.split("\n\n", 2)
+    title, head, rest = markdown_text.split("\n\n", 2)
     assert title == "# A `{ .b }`" and "<https://a.example/s/t/a/>" in head
     site = "https://a.example/s/"
     assert (
@@ -524,13 +529,14 @@ A [b]({site}b/?n=1#c), [c]({site}t/c/), [here]({site}t/a/#a), [l]({site}labs/l/)
     )
 
 
-# --- what the tests of the site were served ----------------------------------------------------
+# --- the inputs of tests of the site
+# -----------------------------------------------------------
 
 
-def test_a_test_depends_on_the_files_that_it_was_served(
+def test_the_inputs_of_a_test_are_the_files_that_it_requested(
     tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those that were not there, too; and on no other file of the site."""
+    """Requested files that do not exist are inputs, too; other files of the site are not."""
     (tmp_path / "a").mkdir()
     (tmp_path / "a/index.html").write_text("one")
     with conftest.serve(tmp_path) as url:

@@ -1,4 +1,4 @@
-"""The comparison of two sites, on pages of a few words, and what Zensical is given."""
+"""Tests of the comparison with Zensical: two small sites, and the input of Zensical."""
 
 import re
 from pathlib import Path
@@ -21,8 +21,8 @@ PAGE = """<head><title>A</title><meta name="description" content="d"></head>
 <pre><code>x = <span class="n">1</span></code></pre><svg><use href="#G0"/></svg></article>"""
 
 
-def sites(folder: Path, html: str, **files: str) -> list[Part]:
-    """What `PAGE` has, and a site lacks in which it is `html`."""
+def missing_parts(folder: Path, html: str, **files: str) -> list[Part]:
+    """Return the parts of `PAGE` that are missing in a site with the page `html`."""
     for site, page, more in ("one", html, files), ("two", PAGE, {"llms.txt": "map"}):
         for name, text in {"a/index.html": page, **more}.items():
             path = folder / site / name
@@ -32,9 +32,9 @@ def sites(folder: Path, html: str, **files: str) -> list[Part]:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "lost"),
+    ("old", "new", "missing"),
     [
-        ('href="../b/"', 'href="/b/"', []),  # the same place
+        ('href="../b/"', 'href="/b/"', []),  # the same target
         ('<span class="n">1</span>', "1", []),  # the same code
         ("<nav>", '<nav><script src="/assets/javascripts/x.js"></script>', []),
         ('href="../b/"', 'href="../c/"', [("a", "/b/")]),
@@ -48,55 +48,61 @@ def sites(folder: Path, html: str, **files: str) -> list[Part]:
         ("<title>A", "<title>B", [("word", "A")]),
     ],
 )
-def test_what_a_page_has_lost_is_named(tmp_path: Path, old: str, new: str, lost: list) -> None:
+def test_a_missing_part_of_a_page_is_found(
+    tmp_path: Path, old: str, new: str, missing: list
+) -> None:
     assert old in PAGE
-    gaps = sites(tmp_path, PAGE.replace(old, new), **{"llms.txt": "map"})
-    assert [(gap.kind, gap.what) for gap in gaps] == lost
+    gaps = missing_parts(tmp_path, PAGE.replace(old, new), **{"llms.txt": "map"})
+    assert [(gap.kind, gap.what) for gap in gaps] == missing
 
 
-def test_a_file_that_is_not_there_or_says_something_else_is_named(tmp_path: Path) -> None:
-    assert sites(tmp_path, PAGE) == [Part("file", "llms.txt")]
-    (gap,) = sites(tmp_path, PAGE, **{"llms.txt": "other"})
+def test_a_missing_or_different_file_is_found(tmp_path: Path) -> None:
+    assert missing_parts(tmp_path, PAGE) == [Part("file", "llms.txt")]
+    (gap,) = missing_parts(tmp_path, PAGE, **{"llms.txt": "other"})
     assert gap[:2] == ("bytes", "llms.txt")
 
 
-def test_the_list_is_what_is_missing_no_more_and_no_less() -> None:
+def test_unlisted_and_outdated_differences_are_reported() -> None:
     table = '[[difference]]\nkind = "img"\nwhat = "programs/* a.svg"\nwhy = "Not sized."\n'
-    rows = compare_zensical.known(table)
+    rows = compare_zensical.listed_differences(table)
     assert rows == {("img", "programs/* a.svg"): "Not sized."}
     one = Part("img", "programs/a/index.html", "a.svg")
-    assert compare_zensical.judged([one], rows) == []
+    assert compare_zensical.unlisted_differences([one], rows) == []
     for other in (
         one._replace(page="b/index.html"),
         one._replace(what="b"),
         one._replace(kind="a"),
     ):
-        assert compare_zensical.judged([one, other], rows) == ["lost: " + " ".join(other)]
-    assert compare_zensical.judged([], rows) == ["no longer missing: img programs/* a.svg"]
+        assert compare_zensical.unlisted_differences([one, other], rows) == [
+            "missing, but not listed: " + " ".join(other)
+        ]
+    assert compare_zensical.unlisted_differences([], rows) == [
+        "listed, but not missing: img programs/* a.svg"
+    ]
 
 
-def test_what_needs_mkdocs_is_listed() -> None:
-    rows = compare_zensical.known(compare_zensical.LIST.read_text("utf-8"))
-    need = compare_zensical.imports(ROOT)
+def test_the_modules_that_import_mkdocs_are_listed() -> None:
+    rows = compare_zensical.listed_differences(compare_zensical.LIST.read_text("utf-8"))
+    need = compare_zensical.mkdocs_imports(ROOT)
     assert (need.kind, f"{need.page} {need.what}") in rows
 
 
-def test_links_lead_from_a_page_of_the_folder() -> None:
+def test_links_become_relative_to_the_page() -> None:
     lines = [
         "[a](/programs/t/p.md#x) `[b](/c.md)` [l](../labs/lab02_ddp.py?a) [p](/programs/labs/lab02_ddp.py)",
         *("```", "[d](/e.md)", "```"),
         "[w](https://a.example/b.md) [h](#here) [i](./?x=1) [s](failures.md)",
     ]
-    assert compare_zensical.related(lines, "clusters/scale.md") == [
+    assert compare_zensical.relative_links(lines, "clusters/scale.md") == [
         "[a](../programs/t/p.md#x) `[b](/c.md)` [l](../labs/lab02_ddp.md?a) [p](../programs/labs/lab02_ddp.py)",
         *lines[1:],
     ]
 
 
-def test_settings_are_the_books_own_and_labs_are_markdown() -> None:
-    said, own = (
+def test_settings_equal_those_of_mkdocs_except_for_hooks_and_labs() -> None:
+    actual, expected = (
         yaml.safe_load(compare_zensical.settings()),
         yaml.safe_load(MKDOCS.read_text("utf-8")),
     )
-    assert str(said["nav"]) == re.sub(r"(labs/\w+)\.py", r"\1.md", str(own["nav"]))
-    assert said.keys() == own.keys() - {"hooks", "exclude_docs"}
+    assert str(actual["nav"]) == re.sub(r"(labs/\w+)\.py", r"\1.md", str(expected["nav"]))
+    assert actual.keys() == expected.keys() - {"hooks", "exclude_docs"}

@@ -1,7 +1,7 @@
-"""Judge whole runs of the capstone, on two ranks: python whole_runs.py FINISHED WRONG...
+"""Grade whole runs of the capstone, on two ranks: python whole_runs.py FINISHED WRONG...
 
-A process of its own, for a runner ends all that comes from its process. Prints, as JSON, what
-was found wrong with each program, and the hint.
+This is a separate program, because a runner ends all processes that its own process has
+started. It prints, as JSON, the error of each wrong program and the hint.
 """
 
 import json
@@ -19,7 +19,7 @@ from graders.assessment import capstone
 
 RUN = {"dp": 2, "layers": 2, "steps": 7, "every": 3, "log": 1}
 BOX = {"pp": 2, "steps": 2}
-UNKILLED = ("not_truth", "slow")
+NOT_KILLED = ("not_truth", "slow")  # hints that do not need a killed run
 
 
 def main() -> None:
@@ -32,9 +32,9 @@ def main() -> None:
             hint = path.stem.partition("-")[0]
             with machine.bench(step, path) as bench:
                 try:
-                    if hint in UNKILLED:
+                    if hint in NOT_KILLED:
                         list(step.trial(bench, RUN, BOX))
-                    else:  # what comes before would find nothing
+                    else:  # the parts before the kill would find no error
                         capstone.kill_and_resume(bench, undisturbed, random.Random(0), RUN)
                 except runner.Wrong as verdict:
                     found[path.stem] = verdict.what, verdict.hint

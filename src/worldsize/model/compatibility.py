@@ -1,10 +1,9 @@
-"""Held: which programs held to their transcripts on which releases of torch, and when.
+"""Record which programs reproduced their transcripts on which releases of torch, and when.
 
-``snippets/compatibility.csv`` has a row for each program, a column for each release, and in
-each cell
-the digest of the program as it was. `make test-torch-versions` writes it. What a page says of a
-program is
-true of it as it is: once it has changed, it has to be held again.
+The table ``snippets/compatibility.csv`` has a row for each program and a column for each
+release. A cell contains the hash of the program at the time of the run. `make
+test-torch-versions` writes the table. Pages show only entries whose hash equals the hash of the
+program today, because the result says nothing about a program that has changed since.
 """
 
 from __future__ import annotations
@@ -22,17 +21,17 @@ TABLE = "snippets/compatibility.csv"
 
 
 def digest(program: Program) -> str:
-    """What stands for a program in a cell, and for what it needs beside it."""
+    """Return the hash of a program, its dependencies and its data, as 8 hexadecimal digits."""
     files = [program.path, *(each.path for each in program.dependencies()), *program.data()]
     return hashlib.sha256(b"\0".join(path.read_bytes() for path in files)).hexdigest()[:8]
 
 
 @cache
 def releases(program: Program) -> dict[str, str]:
-    """The releases of torch on which the program, as it is, held, each with the date.
+    """Return the date of the successful run of this program, for each release of torch.
 
-    What a build knows of a program it asks for several times; each build begins anew, by
-    ``releases.cache_clear()``.
+    The results are cached, because a build needs them several times. Each build calls
+    ``releases.cache_clear()`` first.
     """
     dates, rows = _read(program.root)
     mine, now = rows.get(program.name, {}), digest(program)
@@ -40,16 +39,19 @@ def releases(program: Program) -> dict[str, str]:
 
 
 def newest(root: Path) -> str:
-    """The newest release of torch that programs were held on; "0.0" where none was noted."""
+    """Return the newest release of torch in the table; "0.0" if there is none."""
     return max(_read(root)[0], key=release, default="0.0")
 
 
-def note(root: Path, torch: str, date: str, held: dict[Program, bool]) -> None:
-    """Write down which programs held on a release of torch, beside what is known of others."""
+def note(root: Path, torch: str, date: str, passed: dict[Program, bool]) -> None:
+    """Write the results of one release of torch into the table, and keep the other results.
+
+    ``passed`` contains, for each program that ran, whether it reproduced its transcript.
+    """
     dates, rows = _read(root)
     dates = dates | {torch: date}
-    for program, well in held.items():
-        rows.setdefault(program.name, {})[torch] = digest(program) if well else ""
+    for program, success in passed.items():
+        rows.setdefault(program.name, {})[torch] = digest(program) if success else ""
     known = sorted(dates, key=release)
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
@@ -62,7 +64,7 @@ def note(root: Path, torch: str, date: str, held: dict[Program, bool]) -> None:
 
 
 def _read(root: Path) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
-    """The dates by release, and by program the digests by release."""
+    """Return the date of each release, and the hash of each release for each program."""
     path = root / TABLE
     return _table(path, path.stat().st_mtime_ns) if path.exists() else ({}, {})
 

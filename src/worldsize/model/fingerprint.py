@@ -1,7 +1,7 @@
-"""Digest: whether anything changed of what an outcome depends on.
+"""Compute fingerprints, which change whenever an input of a result changes.
 
-It covers texts, files and folders, and always the interpreter, the packages that are installed
-for it, and the pinned requirements.
+A fingerprint covers texts, files and folders. It always includes the interpreter, the installed
+packages and the pinned requirements.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _CACHES = {"__pycache__", ".cache", ".pytest_cache", ".ruff_cache"}
 
 
 def digest(root: Path, *parts: str | Path) -> str:
-    """A digest of texts, files and folders, and of what everything in the book depends on."""
+    """Return a hash of texts, files, folders, installed packages and pinned requirements."""
     whole = hashlib.sha256(_surroundings().encode())
     for part in (*parts, root / "requirements"):
         for text in [part] if isinstance(part, str) else contents(part):
@@ -27,13 +27,13 @@ def digest(root: Path, *parts: str | Path) -> str:
 
 @cache
 def _surroundings() -> str:
-    """The interpreter, and every package that is installed for it, with its version."""
+    """Return the version of the interpreter and of every package installed for it."""
     found = {path.name for entry in sys.path for path in Path(entry).glob("*-info")}
     return "; ".join([sys.version, *sorted(found)])  # NAME-VERSION.dist-info
 
 
 def contents(path: Path) -> Iterator[str]:
-    """A line for each file of a folder (but those of caches), or for one file."""
+    """Yield a line with the path and the hash of each file of a folder, except of caches."""
     if not path.is_dir():
         found = path.stat() if path.exists() else None
         known = _digest_file(path, found.st_mtime_ns, found.st_size) if found else "none"

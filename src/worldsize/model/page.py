@@ -1,12 +1,12 @@
-"""Page: one parse of a page into headings, fences and prose.
+"""Parse a page into headings, code blocks and prose.
 
-Everything that wants to know what stands where on a page asks here; nothing else looks for
-fences. A page is Markdown, or a lab, whose text cells are Markdown behind ``# ``. Lines are
-counted from 1, as an editor counts them.
+This is the only parser of pages, and no other module searches for code blocks. A page is a
+Markdown file or a lab, whose text cells are Markdown after ``# ``. Line numbers start at 1, as
+in an editor.
 
-An embed is a line of a fence that stands for (part of) a file of the book, in the syntax of
-pymdownx.snippets, with one thing added: a section of a Python file may also be named by a
-function or class, so that a program carries no marker comments only to be quoted::
+An embed is a line of a code block that is replaced by a file of the book, or by a part of a
+file. It has the syntax of pymdownx.snippets, with one addition: for a Python file, the part can
+also be the name of a function or a class. Programs therefore need no marker comments::
 
     --8<-- "snippets/02_ddp/naive.py:train"
 """
@@ -38,7 +38,7 @@ _MARKER = re.compile(r"--8<--[ \t]+\[[ \t]*(start|end)[ \t]*:[ \t]*([\w-]+)[ \t]
 
 @dataclass(frozen=True)
 class Embed:
-    """A line of a page that stands for a file, a section of it, or some of its lines."""
+    """A line of a page that embeds a file, a section of a file, or some of its lines."""
 
     line: int
     indent: str
@@ -46,26 +46,26 @@ class Embed:
 
     @property
     def file(self) -> str:
-        """The path part of the target."""
+        """Return the path in the target."""
         return self.target.partition(":")[0]
 
     @property
     def part(self) -> str:
-        """What follows the path: `section`, `10:20`, or nothing."""
+        """Return the text after the path: `section`, `10:20`, or nothing."""
         return self.target.partition(":")[2]
 
 
 @dataclass(frozen=True)
 class Callout:
-    """An explanation of one line of the block above it, which it finds by a quote from it."""
+    """An explanation of one line of a code block, which it identifies by a quote."""
 
-    line: int  # of the page
+    line: int  # line number on the page
     quote: str
 
 
 @dataclass(frozen=True)
 class Heading:
-    """A heading, and the section under it up to the line `end`, its subsections included."""
+    """A heading and its section, which includes the subsections and ends at line `end`."""
 
     line: int
     level: int
@@ -76,7 +76,7 @@ class Heading:
 
 @dataclass(frozen=True)
 class Fence:
-    """A code block as it stands on the page: `line` opens it, `end` closes it."""
+    """A code block of a page, from its opening line `line` to its closing line `end`."""
 
     line: int
     end: int
@@ -92,30 +92,30 @@ class Fence:
 
     @property
     def options(self) -> dict[str, str]:
-        """What its header says: `title="x.py" hl_lines="2"`."""
+        """Return the options in the header, for example `title="x.py" hl_lines="2"`."""
         found = _OPTION.findall(_HEADER.match(self.header)["options"])
         return {name: quoted or bare for name, quoted, bare in found}
 
     def inner(self, line: str) -> str:
-        """A line of it without the indentation of the fence."""
+        """Return a line of the block without the indentation of the block."""
         blanks = len(line) - len(line.lstrip())
         return line[min(blanks, len(self.indent)) :]
 
     @property
     def embeds_only(self) -> bool:
-        """Whether it consists of embeds and nothing else."""
+        """Return whether the block contains only embeds."""
         written = [line for line in self.lines if line.strip()]
         return bool(self.embeds) and len(written) == len(self.embeds)
 
 
 @dataclass
 class Page:
-    """A page, taken apart."""
+    """A parsed page."""
 
     lines: list[str]
     fences: list[Fence] = field(default_factory=list)
     headings: dict[str, Heading] = field(default_factory=dict)  # by anchor, in order
-    stray_embeds: list[Embed] = field(default_factory=list)  # outside of any fence
+    stray_embeds: list[Embed] = field(default_factory=list)  # embeds outside of code blocks
 
     @property
     def title(self) -> str:
@@ -126,22 +126,25 @@ class Page:
         return [embed for fence in self.fences for embed in fence.embeds]
 
     def section(self, anchor: str = "") -> range:
-        """The lines of a section, its heading first; all lines of the page for no anchor."""
+        """Return the line numbers of a section and its heading.
+
+        Without an anchor, all lines.
+        """
         if not anchor:
             return range(1, len(self.lines) + 1)
         return range(self.headings[anchor].line, self.headings[anchor].end + 1)
 
     def text(self, anchor: str = "") -> str:
-        """The same as one text."""
+        """Return the text of a section; the text of the whole page for no anchor."""
         return "\n".join(self.lines[number - 1] for number in self.section(anchor))
 
     @cached_property
     def code(self) -> set[int]:
-        """The numbers of the lines of fences, from those that open them to those that close."""
+        """Return the numbers of all lines that belong to code blocks."""
         return {n for fence in self.fences for n in range(fence.line, fence.end + 1)}
 
     def callouts(self, fence: Fence) -> list[Callout]:
-        """The explanations that directly follow a block, each of one of its lines::
+        """Return the explanations that directly follow a code block::
 
             <div class="callouts" markdown>
 
@@ -149,7 +152,7 @@ class Page:
 
             </div>
 
-        Raises BookError where one of them does not begin with a quote.
+        Raises BookError if an explanation does not begin with a quote.
         """
         numbers = range(fence.end + 1, len(self.lines) + 1)
         first = next((n for n in numbers if self.lines[n - 1].strip()), 0)
@@ -163,16 +166,19 @@ class Page:
             if match := _CALLOUT.match(line):
                 found.append(Callout(number, match["quote"].strip()))
             elif re.match(r"\s*\d+\. ", line):
-                raise BookError(f"{number}: a callout begins with a quote of its line, in `…`")
+                raise BookError(
+                    f"{number}: a callout must begin with a quote: write a part of the "
+                    "explained line between backticks"
+                )
         return found
 
     def prose(self) -> list[tuple[int, str]]:
-        """The lines outside of fences, with their numbers."""
+        """Return the lines outside of code blocks, with their numbers."""
         return [(n, line) for n, line in enumerate(self.lines, 1) if n not in self.code]
 
 
 def parse(text: str) -> Page:
-    """Take the Markdown of a page apart."""
+    """Parse the Markdown text of a page."""
     page = Page(text.split("\n"))
     heads: list[tuple[int, int, str, str]] = []
     number = 1
@@ -198,7 +204,10 @@ def parse(text: str) -> Page:
 
 
 def _fence(lines: list[str], number: int, opening: re.Match[str]) -> Fence:
-    """The fence that opens on line `number`; one that is never closed ends with the page."""
+    """Return the code block that opens on line `number`.
+
+    It ends with the page if never closed.
+    """
     closing = re.compile(rf"\s*{opening['ticks']}`*\s*")
     after = range(number + 1, len(lines) + 1)
     end = next((n for n in after if closing.fullmatch(lines[n - 1])), len(lines) + 1)
@@ -211,7 +220,7 @@ def _fence(lines: list[str], number: int, opening: re.Match[str]) -> Fence:
 
 
 def slug(words: str) -> str:
-    """The anchor that Python-Markdown's `toc` gives the first heading of these words."""
+    """Return the anchor that Python-Markdown gives to the first heading with this text."""
     words = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", words)
     plain = unicodedata.normalize("NFKD", re.sub(r"[`*$]", "", words))
     plain = plain.encode("ascii", "ignore").decode()
@@ -219,27 +228,27 @@ def slug(words: str) -> str:
 
 
 def _unique(anchor: str, known: Collection[str]) -> str:
-    """The anchor of a further heading of these words: `adam`, `adam_1`, `adam_2`."""
+    """Return an unused anchor for a heading whose text occurs again, for example `adam_1`."""
     numbered = (f"{anchor}_{number}" for number in itertools.count(1))
     return next(each for each in itertools.chain([anchor], numbered) if each not in known)
 
 
 def read(path: Path) -> Page:
-    """The page in a file, parsed once for each state of the file."""
+    """Return the parsed page of a file; the result is cached until the file changes."""
     return _read(path, path.stat().st_mtime_ns)
 
 
 @lru_cache(maxsize=128)
 def _read(path: Path, _mtime: int) -> Page:
     text = path.read_text("utf-8")
-    if path.suffix == ".py":  # a lab: its text cells, at their lines
+    if path.suffix == ".py":  # a lab: keep the text cells, and keep their line numbers
         text = re.sub(r"^(?!# ).*$", "", text, flags=re.MULTILINE)
         text = re.sub(r"^# ", "", text, flags=re.MULTILINE)
     return parse(text)
 
 
-def hold_embeds(path: Path, root: Path) -> None:
-    """Raise BookError with file and line where an embed of the page stands for nothing."""
+def check_embeds(path: Path, root: Path) -> None:
+    """Raise BookError, with file and line, if an embed of the page cannot be resolved."""
     for embed in read(path).embeds:
         try:
             resolve(embed, root)
@@ -248,7 +257,7 @@ def hold_embeds(path: Path, root: Path) -> None:
 
 
 def embedded_files(root: Path) -> dict[str, list[str]]:
-    """Each file that a page embeds, with the places (``docs/x.md:12``) that embed it."""
+    """Return each file that pages embed, with the places (``docs/x.md:12``) that embed it."""
     found: dict[str, list[str]] = {}
     for path in sorted((root / "docs").rglob("*.md")):
         for embed in read(path).embeds:
@@ -257,13 +266,13 @@ def embedded_files(root: Path) -> dict[str, list[str]]:
     return found
 
 
-# --- what an embed stands for ----------------------------------------------------------------
+# --- resolving embeds ------------------------------------------------------------------------
 
 
 def expanded(fence: Fence, root: Path) -> list[str]:
-    """The lines of a fence, each embed replaced by what it stands for; two of them apart.
+    """Return the lines of a code block with its embeds resolved.
 
-    Raises BookError where one stands for nothing.
+    Blank lines separate two embeds. Raises BookError if an embed cannot be resolved.
     """
     embeds = {embed.line: embed for embed in fence.embeds}
     found: list[str] = []
@@ -273,27 +282,29 @@ def expanded(fence: Fence, root: Path) -> list[str]:
             continue
         if number > fence.embeds[0].line:
             apart = fence.embeds[0].file.endswith(".py") and "." not in embeds[number].part
-            found += [""] * (2 if apart else 1)  # methods are nearer to each other
+            found += [""] * (2 if apart else 1)  # only one line between two methods
         indent = fence.inner(embeds[number].indent)
         found += [indent + text if text else "" for text in resolve(embeds[number], root)]
     return found
 
 
 def resolve(embed: Embed, root: Path) -> list[str]:
-    """The lines that an embed stands for, dedented.
+    """Return the dedented lines of a file, a section or a line range that are embedded.
 
-    Raises BookError where the file, the section or the lines do not exist.
+    Raises BookError if the file, the section or the lines do not exist.
     """
     path = root / embed.file
     if not path.is_file() or not _is_inside(path, root):
-        raise BookError(f"there is no file {embed.file} to embed")
+        raise BookError(f"the embedded file {embed.file} does not exist: correct its path")
     text = path.read_text("utf-8")
     lines = text.splitlines()
     if match := re.fullmatch(r":?(\d*)(?::(\d*))?", embed.part):
         first, last = int(match[1] or 1), int(match[2] or 0) or None
         lines = lines[first - 1 : last]
         if not lines:
-            raise BookError(f"{embed.file} has no lines {embed.part}")
+            raise BookError(
+                f"{embed.file} does not have the lines {embed.part}: correct the numbers"
+            )
     else:
         lines = _section(embed, text, lines)
     lines = [line for line in lines if not _MARKER.search(line)]
@@ -302,16 +313,19 @@ def resolve(embed: Embed, root: Path) -> list[str]:
 
 @lru_cache(maxsize=4096)
 def _is_inside(path: Path, root: Path) -> bool:
-    """Whether a file lies in a folder, links followed."""
+    """Return whether a file lies in a folder, after links are resolved."""
     return path.resolve().is_relative_to(root.resolve())
 
 
 def _section(embed: Embed, text: str, lines: list[str]) -> list[str]:
-    """The lines between the markers of a section, or those of a function or class."""
+    """Return the lines between the markers of a section, or those of a function or class."""
     marks = {(m[1], m[2]): n for n, line in enumerate(lines) if (m := _MARKER.search(line))}
     if ("start", embed.part) in marks:
         if ("end", embed.part) not in marks:
-            raise BookError(f"{embed.file} starts section {embed.part!r} and never ends it")
+            raise BookError(
+                f"{embed.file} has a start marker of the section {embed.part!r} but no end "
+                "marker: add the end marker"
+            )
         return lines[marks["start", embed.part] + 1 : marks["end", embed.part]]
     named = _named(text) if embed.file.endswith(".py") else {}
     if embed.part in named:
@@ -326,18 +340,19 @@ def _section(embed: Embed, text: str, lines: list[str]) -> list[str]:
 
 @lru_cache(maxsize=1024)
 def _named(source: str) -> dict[str, tuple[int, int]]:
-    """First and last line of every function and class, outermost first.
+    """Return the first and last line of every function and class.
 
-    One inside another is found by its own name, and by the names of both: ``Bucket.launch``.
+    The name of a nested function is entered alone and with its class: ``launch`` and
+    ``Bucket.launch``. If a name occurs twice, the outermost function counts.
     """
     named: dict[str, tuple[int, int]] = {}
     level: list[tuple[str, ast.AST]] = [("", ast.parse(source))]
-    holders = (ast.stmt, ast.excepthandler, ast.match_case)  # no expression holds a function
+    statements = (ast.stmt, ast.excepthandler, ast.match_case)  # only these contain functions
     while level:
         below = []
         for prefix, node in level:
             for child in ast.iter_child_nodes(node):
-                if not isinstance(child, holders):
+                if not isinstance(child, statements):
                     continue
                 inside = prefix
                 if isinstance(child, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef):

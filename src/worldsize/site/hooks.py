@@ -21,7 +21,7 @@ from mkdocs.utils.meta import get_data
 from pymdownx.arithmatex import ArithmatexExtension
 
 from worldsize.model import ROOT, BookError
-from worldsize.model.page import hold_embeds
+from worldsize.model.page import check_embeds
 from worldsize.model.program import Program, frozen_files
 from worldsize.site import (
     changes,
@@ -158,7 +158,7 @@ def complete(page: Page, config: MkDocsConfig) -> None:
         page.markdown, page.meta = get_data(text())
     elif not page.file.generated_by and not labs.is_lab(page.file):
         try:
-            hold_embeds(Path(page.file.abs_src_path), root)
+            check_embeds(Path(page.file.abs_src_path), root)
             embeds.check_callouts(Path(page.file.abs_src_path), root)
         except BookError as error:
             raise BuildError(str(error)) from None

@@ -31,7 +31,7 @@ import pytest
 
 from worldsize.execution import runner
 from worldsize.model import BookError, atomic_write
-from worldsize.model.page import Fence, Page, expanded, hold_embeds, read
+from worldsize.model.page import Fence, Page, check_embeds, expanded, read
 from worldsize.model.program import FOLDERS, is_program, owning_program, recorded_on
 from worldsize.model.transcript import Transcript, difference, output_lines
 from worldsize.testing import program_check
@@ -117,7 +117,7 @@ def extract(path: Path, root: Path) -> list[Block]:
                 raise BookError(f"{name}:{number}: {message}")
     for embed in page.stray_embeds:
         raise BookError(f"{name}:{embed.line}: an embed stands inside a fence, not by itself")
-    hold_embeds(path, root)
+    check_embeds(path, root)
     seen = _seen_by_codeblocks(page, name)
     blocks: list[Block] = []
     rest = ""  # of the last block's code, still to come from fences that continue it

@@ -1,8 +1,8 @@
-"""Passed: what has passed with exactly these inputs, and so need not run again.
+"""Store which tests passed with which inputs, so that unchanged tests do not run again.
 
-The record lies in ``.cache/passed.json``: for each test a digest of everything its outcome can
-depend on, and for a whole run that passed a digest of the whole repository. With ``--no-cache``
-(and in CI) it is not used.
+The file ``.cache/passed.json`` contains, for each test that passed, a hash of everything that
+can change its result. For a run of all tests, it contains a hash of the whole repository. The
+option ``--no-cache`` ignores the file, and so does CI.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from worldsize.model.fingerprint import digest
 MACHINE = (
     "graders/__init__.py",
     "graders/host_checks.py",
-)  # what the engine takes of the checker
+)  # modules of the graders that the engine imports
 ENGINE = tuple(
     ROOT / name
     for name in (
@@ -29,15 +29,16 @@ ENGINE = tuple(
         *MACHINE,
     )
 )
-EVERYTHING = "everything"  # the name under which a whole run is known
+WHOLE_RUN = "whole run"  # the key of a run of all tests
 
 
 class ResultCache:
-    """The record of what passed, for the book at ``root``."""
+    """The stored results of the tests of the book at ``root``."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        release = Path(sys.prefix).name.removeprefix(".venv")  # of torch, where it was named
+        # the release of torch, if the environment names one
+        release = Path(sys.prefix).name.removeprefix(".venv")
         self.path = root / ".cache" / f"passed{release}.json"
         self.known = self._read()
 
@@ -48,11 +49,14 @@ class ResultCache:
             return {}
 
     def has(self, name: str, inputs: str) -> bool:
-        """Whether test ``name`` passed with these inputs."""
+        """Return whether the test ``name`` has passed with these inputs."""
         return self.known.get(name) == inputs
 
     def add(self, news: dict[str, str | None]) -> None:
-        """Note what passed (and, as None, what failed), beside what other runs noted."""
+        """Store the inputs of tests that passed, and remove tests whose inputs are None.
+
+        Results that other runs have stored in the meantime are kept.
+        """
         if not news:
             return
         known = self._read() | news
@@ -61,22 +65,23 @@ class ResultCache:
         atomic_write(self.path, json.dumps(self.known, indent=0, sort_keys=True))
 
     def summary(self, digest: str) -> str:
-        """What a whole run with this digest of everything came to, if all passed; else ""."""
-        known, _, summary = self.known.get(EVERYTHING, "").partition(" ")
+        """Return the summary of a run of all tests with this digest; "" if not all passed."""
+        known, _, summary = self.known.get(WHOLE_RUN, "").partition(" ")
         return summary if known == digest else ""
 
     def add_whole_run(self, digest: str, summary: str) -> None:
-        """Note that a whole run passed with this digest of everything, and what it came to."""
-        self.add({EVERYTHING: f"{digest} {summary}"})
+        """Store that all tests passed with this digest of the repository, and the summary."""
+        self.add({WHOLE_RUN: f"{digest} {summary}"})
 
     def digest(self, *parts: str | Path) -> str:
-        """A digest of texts, files and folders, and of what every test depends on."""
+        """Return a hash of texts, files and folders, and of the environment of all tests."""
         return digest(self.root, *parts)
 
     def everything(self, *machine: str) -> str:
-        """A digest of the repository, and of what its tests may find on this machine.
+        """Return a hash of the repository and of the machine that the tests run on.
 
-        A tool that is installed or upgraded changes a folder of the path.
+        The hash includes the times of the folders of PATH, because installing or upgrading a
+        tool changes such a folder.
         """
         made = [".git", *(self.root / ".gitignore").read_text("utf-8").replace("/", "").split()]
         here = [

@@ -1,1 +1,1 @@
-"""Command-line tools around the book: GPU recording, newer packages, comparisons."""
+"""Command-line tools: GPU recording, upgrade check, comparisons of sites and outputs."""

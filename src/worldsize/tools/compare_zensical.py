@@ -1,10 +1,11 @@
-"""Zensical: the book, built by what comes after MkDocs: python -m
-worldsize.tools.compare_zensical site
+"""Build the book with Zensical, the successor of MkDocs, and compare the two sites.
 
-The pages are written out as a folder of plain Markdown, with all that they embed and show, and
-Zensical makes HTML of them by the same Python-Markdown, with the book's extension of it. What
-the hooks do to HTML is then done to a whole site. What this one lacks of the site that MkDocs
-has built must be exactly what `zensical.toml` lists.
+    PYTHONPATH=src python -m worldsize.tools.compare_zensical site
+
+The module writes the pages into a folder as plain Markdown, with everything that they embed.
+Zensical converts them to HTML with the same Python-Markdown and with the book's extension. The
+module then makes the same changes to the HTML that the hooks make in a build with MkDocs. The
+differences between the two sites must be exactly those that `zensical.toml` lists.
 """
 
 from __future__ import annotations
@@ -37,17 +38,20 @@ FOLDER = ROOT / ".cache/zensical"
 LIST = ROOT / "src/worldsize/tools/zensical.toml"
 CONTENT = re.compile(r'<h1.*?(?=<footer class="page-end"|</article>)', re.DOTALL)
 VOID = {"area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "wbr"}
-OF_BUILDER = re.compile(  # of one builder alone, by its nature
+BUILDER_FILES = re.compile(  # files and links that only one of the two builders creates
     r"(^|/)assets/(images|javascripts|stylesheets)/|^sitemap\.xml|^search(/search_index)?\.json$"
     r"|^https://(squidfunk|zensical)\b"
 )
 
 
-# ---- the folder
+# ---- the folder of Markdown files
 
 
 def write_out(config: MkDocsConfig) -> Files:
-    """Write the book's files into the folder, with the pages' Markdown as readers see it."""
+    """Write the book's files into the folder.
+
+    The pages as Markdown with all embeds resolved.
+    """
     hooks = config.hooks["src/worldsize/site/hooks.py"]
     files = config.plugins.on_files(get_files(config), config=config)
     set_exclusions(files, config)
@@ -65,17 +69,17 @@ def write_out(config: MkDocsConfig) -> Files:
         hooks.complete(page, config)
         lines = hooks.with_all_it_shows(page.markdown.split("\n"), ROOT)
         page.plain = llms_markdown.text(lines, **around)
-        said = yaml.safe_dump(dict(page.meta), allow_unicode=True)
-        text = "\n".join(["---", f"{said}---", "", *related(lines, file.src_uri)])
-        if labs.is_lab(file):  # mkdocs-jupyter puts the script beside the page
+        meta = yaml.safe_dump(dict(page.meta), allow_unicode=True)
+        text = "\n".join(["---", f"{meta}---", "", *relative_links(lines, file.src_uri)])
+        if labs.is_lab(file):  # mkdocs-jupyter copies the script next to the page
             incremental_output.write(file.content_bytes, str(path.with_suffix("") / path.name))
             text = text.replace(f'href="{path.stem}.', f'href="{path.stem}/{path.stem}.')
         incremental_output.write(text.encode(), str(path.with_suffix(".md")))
     return files
 
 
-def related(lines: list[str], at: str) -> list[str]:
-    """The lines of a page, whose links lead from its place in the folder."""
+def relative_links(lines: list[str], at: str) -> list[str]:
+    """Return the lines of a page, with links relative to the file `at` in the folder."""
     folder = posixpath.dirname(at)
 
     def link(found: re.Match[str]) -> str:
@@ -96,18 +100,18 @@ def related(lines: list[str], at: str) -> list[str]:
 
 
 def settings() -> str:
-    """The book's settings, for the folder, in which a lab is Markdown."""
+    """Return the book's settings for the folder, in which labs are Markdown files."""
     own = (ROOT / "mkdocs.yml").read_text("utf-8")
-    said = yaml.safe_load(labs.LAB.sub(lambda lab: lab[0].removesuffix("py") + "md", own))
-    del said["hooks"], said["exclude_docs"]
-    said["plugins"] = [each for each in said["plugins"] if "mkdocs-jupyter" not in each]
-    said["theme"] |= {"custom_dir": str(ROOT / "overrides"), "variant": "classic"}
-    said["markdown_extensions"].append("worldsize.site.hooks:BookMarkdown")
-    return yaml.safe_dump(said, sort_keys=False)
+    values = yaml.safe_load(labs.LAB.sub(lambda lab: lab[0].removesuffix("py") + "md", own))
+    del values["hooks"], values["exclude_docs"]
+    values["plugins"] = [each for each in values["plugins"] if "mkdocs-jupyter" not in each]
+    values["theme"] |= {"custom_dir": str(ROOT / "overrides"), "variant": "classic"}
+    values["markdown_extensions"].append("worldsize.site.hooks:BookMarkdown")
+    return yaml.safe_dump(values, sort_keys=False)
 
 
 def build() -> Path:
-    """Build the book with Zensical; the folder of the site."""
+    """Build the book with Zensical, and return the folder of the site."""
     shutil.rmtree(FOLDER, ignore_errors=True)
     site, own = FOLDER / "site", FOLDER / "mkdocs.yml"
     config = load_config(str(ROOT / "mkdocs.yml"), site_dir=str(site))
@@ -115,12 +119,12 @@ def build() -> Path:
     files = write_out(config)
     own.write_text(settings(), "utf-8")
     subprocess.run([sys.executable, "-m", "zensical", "build", "-f", own], cwd=ROOT, check=True)
-    finish(site, files, config)
+    postprocess(site, files, config)
     return site
 
 
-def finish(site: Path, files: Files, config: MkDocsConfig) -> None:
-    """Do to the site what the hooks do to the one of MkDocs."""
+def postprocess(site: Path, files: Files, config: MkDocsConfig) -> None:
+    """Change the HTML of the site in the same way as the hooks change the site of MkDocs."""
     index = config.extra["index"]
     for file in files.documentation_pages():
         path, page = Path(file.abs_dest_path), file.page
@@ -147,7 +151,7 @@ def finish(site: Path, files: Files, config: MkDocsConfig) -> None:
 
 
 class Part(NamedTuple):
-    """Something that a site has."""
+    """An element, a word, a file or another part of a site."""
 
     kind: str
     page: str
@@ -155,8 +159,11 @@ class Part(NamedTuple):
 
 
 class Reader(HTMLParser):
-    """Of a page: what its head says, where it leads, and each element, block of code and word
-    of what stands in `article`."""
+    """Collects the parts of a page.
+
+    These are the tags of its head, the targets of its links, and the elements, code blocks and
+    words of its `article`.
+    """
 
     def __init__(self, page: str, html: str) -> None:
         super().__init__()
@@ -171,7 +178,7 @@ class Reader(HTMLParser):
         of = {name: value or "" for name, value in attrs}
         for name in {"href", "src"} & of.keys():
             of[name] = urljoin(self.address, of[name])
-            if OF_BUILDER.search(of[name]):
+            if BUILDER_FILES.search(of[name]):
                 return
         if "article" in self.inside and "pre" not in self.inside[:-1]:
             self.add("anchor", of.pop("id", ""))
@@ -180,7 +187,9 @@ class Reader(HTMLParser):
         elif tag in ("link", "meta") and "generator" not in of.values():
             self.add(tag, " ".join(f'{name}="{of[name]}"' for name in sorted(of)))
         elif tag == "a" and "md-skip" not in of.get("class", ""):
-            self.found[Part(tag, self.page, of.get("href", ""))] = 1  # however often
+            self.found[Part(tag, self.page, of.get("href", ""))] = (
+                1  # repeated links count once
+            )
 
     def handle_endtag(self, tag: str) -> None:
         if tag == "pre":
@@ -204,17 +213,17 @@ class Reader(HTMLParser):
 
 
 def parts(site: Path) -> Iterator[tuple[str, Counter[Part]]]:
-    """What each file of a site has, by its path."""
+    """Yield the path and the parts of each file of a site."""
     for path in sorted(each for each in site.rglob("*") if each.is_file()):
         name = path.relative_to(site).as_posix()
         if path.suffix == ".html":
             yield name, Reader(name, path.read_text("utf-8")).found
-        elif not OF_BUILDER.search(name):
+        elif not BUILDER_FILES.search(name):
             yield name, Counter([Part("bytes", name, str(hash(path.read_bytes())))])
 
 
 def missing(here: Path, there: Path) -> list[Part]:
-    """What the second site has, and the first one lacks."""
+    """Return the parts of the second site that are missing in the first one."""
     found, gaps = dict(parts(here)), []
     for name, wanted in parts(there):
         if name not in found:
@@ -224,8 +233,8 @@ def missing(here: Path, there: Path) -> list[Part]:
     return gaps
 
 
-def imports(root: Path) -> Part:
-    """What of the book needs MkDocs, whatever builds the site."""
+def mkdocs_imports(root: Path) -> Part:
+    """Return, as one part, the names of the modules in `worldsize.site` that import MkDocs."""
     modules = sorted((root / "src/worldsize/site").glob("*.py"))
     texts = {path.stem: path.read_text("utf-8") for path in modules}
     need = re.compile(r"^(from|import) mkdocs\b", re.MULTILINE)
@@ -236,13 +245,13 @@ def imports(root: Path) -> Part:
     )
 
 
-def known(text: str) -> dict[tuple[str, str], str]:
-    """The listed differences: the reason of each, by its kind and by where and what it is."""
+def listed_differences(text: str) -> dict[tuple[str, str], str]:
+    """Return the reason of each difference in a TOML text, by its kind and its pattern."""
     return {(row["kind"], row["what"]): row["why"] for row in tomllib.loads(text)["difference"]}
 
 
-def judged(gaps: list[Part], rows: dict[tuple[str, str], str]) -> list[str]:
-    """What is missing and in no row, and the rows of which nothing is missing."""
+def unlisted_differences(gaps: list[Part], rows: dict[tuple[str, str], str]) -> list[str]:
+    """Return a message for each difference without a row, and for each row without one."""
     left, wrong = dict(rows), []
     for kind, *rest in gaps:
         what = " ".join(filter(None, rest))
@@ -250,18 +259,25 @@ def judged(gaps: list[Part], rows: dict[tuple[str, str], str]) -> list[str]:
         for row in at:
             left.pop(row, None)
         if not at:
-            wrong.append(f"lost: {kind} {what[:120]}")
-    return wrong + [f"no longer missing: {kind} {what}" for kind, what in left]
+            wrong.append(f"missing, but not listed: {kind} {what[:120]}")
+    return wrong + [f"listed, but not missing: {kind} {what}" for kind, what in left]
 
 
 def main(other: str) -> None:
-    gaps = [*missing(build(), Path(other)), imports(ROOT)]
-    rows = known(LIST.read_text("utf-8"))
+    gaps = [*missing(build(), Path(other)), mkdocs_imports(ROOT)]
+    rows = listed_differences(LIST.read_text("utf-8"))
     for (kind, what), why in rows.items():
         print(f"{kind} {what}: {why}")
-    wrong = judged(gaps, rows)
+    wrong = unlisted_differences(gaps, rows)
     if wrong:
-        sys.exit("\n".join([*wrong[:50], f"{len(wrong)} differences do not match {LIST.name}"]))
+        sys.exit(
+            "\n".join(
+                [
+                    *wrong[:50],
+                    f"{len(wrong)} lines: correct the site or update {LIST.relative_to(ROOT)}",
+                ]
+            )
+        )
 
 
 if __name__ == "__main__":

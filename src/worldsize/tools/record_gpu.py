@@ -1,10 +1,9 @@
-"""Gpu: record what has something to show on a GPU, worth most first, while there is time.
+"""Record the outputs of the programs that are worth running on a GPU, the most useful first.
 
-``make record-gpu`` starts it. One program runs after the other; a transcript is written whole
-or not
-at all. What is recorded and unchanged is left as it is, so that the next call goes on where
-this one stopped. It needs the standard library and torch; a program whose package is missing
-is skipped.
+``make record-gpu`` starts this module. It runs one program after the other, and writes each
+transcript completely or not at all. It skips programs that are already recorded and unchanged,
+so the next call continues where this one stopped. It needs only the standard library and torch.
+It also skips a program whose packages are missing.
 """
 
 from __future__ import annotations
@@ -28,21 +27,23 @@ from worldsize.model.program import ON_GPUS, Program, gpu_kind, on_gpus
 from worldsize.testing import program_check
 from worldsize.testing.result_cache import ENGINE, ResultCache
 
-CURRENT = "recorded, and unchanged since"
-REPORT = ".cache/gpu.txt"  # what was said, in the archive too
+UNCHANGED = "already recorded and unchanged"
+REPORT = ".cache/gpu.txt"  # the messages of all calls; the archive contains them, too
 
 
 def main() -> None:
     start = time.monotonic()
     parser = argparse.ArgumentParser(prog="make record-gpu", description=__doc__.split("\n")[0])
-    parser.add_argument("what", nargs="*", help="only these programs and folders")
-    parser.add_argument("--budget", type=float, help="seconds after which it ends")
-    parser.add_argument("--archive", type=Path, help="put all that is new into this .tar.gz")
+    parser.add_argument("what", nargs="*", help="record only these programs and folders")
+    parser.add_argument("--budget", type=float, help="stop after this number of seconds")
+    parser.add_argument("--archive", type=Path, help="put all new files into this .tar.gz")
     options = parser.parse_args()
     if not runner.gpu_names():
-        sys.exit("there is no NVIDIA GPU here that torch sees, and so nothing to record on")
-    ends = start + options.budget if options.budget else float("inf")
-    sys.exit(Recording(Path.cwd(), options.what, options.archive).run(ends))
+        sys.exit(
+            "torch sees no NVIDIA GPU on this machine: run this command on a machine with a GPU"
+        )
+    deadline = start + options.budget if options.budget else float("inf")
+    sys.exit(Recording(Path.cwd(), options.what, options.archive).run(deadline))
 
 
 class Recording:
@@ -50,59 +51,62 @@ class Recording:
 
     def __init__(self, root: Path, what: list[str], archive: Path | None) -> None:
         self.root, self.archive = root, archive
-        self.passed = ResultCache(root)
+        self.results = ResultCache(root)
         self.gpus = runner.describe_device("cuda")
-        self.new: set[str] = set()  # the files to put into the archive, where there are such
+        self.new: set[str] = set()  # paths of the files to put into the archive, if they exist
         self.chosen: list[Program] = []
-        self.left_out: dict[str, list[Program]] = defaultdict(list)  # by the reason
+        self.skipped: dict[str, list[Program]] = defaultdict(list)  # by the reason
         self.failed: dict[Program, str] = {}
-        for program in _listed(root, what):
-            if why := self._why_not(program):
-                self.left_out[why].append(program)
+        for program in _selected_programs(root, what):
+            if why := self._reason_to_skip(program):
+                self.skipped[why].append(program)
             else:
                 self.chosen.append(program)
-        self.chosen.sort(key=self._later)
+        self.chosen.sort(key=self._sort_key)
         if archive and archive.exists():
             try:
                 with tarfile.open(archive) as tar:
                     self.new.update(tar.getnames())
             except tarfile.TarError as error:
-                sys.exit(f"{archive} is there, and is no archive of transcripts: {error}")
+                sys.exit(
+                    f"{archive} exists but is not an archive of transcripts ({error}): "
+                    "choose a different name"
+                )
 
     def _device(self, program: Program) -> str:
         return program.gpu_device(gpu_kind(self.gpus))
 
     def _inputs(self, program: Program) -> str:
-        return self.passed.digest(
+        return self.results.digest(
             *program_check.inputs(program, self._device(program)), *ENGINE
         )
 
-    def _why_not(self, program: Program) -> str:
-        """Why a program is not run; nothing where it is."""
-        if self.passed.has(f"{program.name}::cuda", self._inputs(program)):
-            return CURRENT
+    def _reason_to_skip(self, program: Program) -> str:
+        """Return why a program is skipped; an empty string if it runs."""
+        if self.results.has(f"{program.name}::cuda", self._inputs(program)):
+            return UNCHANGED
         if (needs := program_check.gpus_needed(program.on_gpu)) > len(runner.gpu_names()):
             return f"needs {needs} GPUs"
-        lacks = [
+        missing = [
             program_check.missing_tool(program, program.on_gpu),
             *_missing_packages(program),
         ]
-        return "; ".join(f"{each} is missing" for each in dict.fromkeys(filter(None, lacks)))
+        return "; ".join(f"{each} is missing" for each in dict.fromkeys(filter(None, missing)))
 
-    def _later(self, program: Program) -> tuple[bool, bool]:
-        """What has failed before, as it is, comes last; before it what is recorded already."""
-        failed = self.passed.has(f"{program.name}::cuda failed", self._inputs(program))
+    def _sort_key(self, program: Program) -> tuple[bool, bool]:
+        """Return a sort key: new programs first, then recorded ones, then those that failed."""
+        failed = self.results.has(f"{program.name}::cuda failed", self._inputs(program))
         return failed, self._device(program) in program.devices
 
-    def say(self, *lines: str) -> None:
-        """Print lines, and keep them."""
+    def log(self, *lines: str) -> None:
+        """Print lines, and append them to the report."""
         print(*lines, sep="\n", flush=True)
         (self.root / REPORT).parent.mkdir(exist_ok=True)
         with open(self.root / REPORT, "a", encoding="utf-8") as report:
             report.writelines(f"{line}\n" for line in lines)
 
-    def pack(self) -> None:
-        """Write the archive: all that is new, and what was said."""
+    def write_archive(self) -> None:
+        """Write the archive with all new files and the report."""
         if not self.archive:
             return
         packed = io.BytesIO()
@@ -112,51 +116,54 @@ class Recording:
                     tar.add(self.root / name, name)
         atomic_write(self.archive, packed.getvalue())
 
-    def run(self, ends: float) -> int:
-        """Record until everything is, or it is time to end; return the exit status."""
+    def run(self, deadline: float) -> int:
+        """Record all chosen programs until the deadline; return the exit status."""
         time_is_up = []
 
-        def alarm(*_: object) -> None:
+        def on_timeout(*_: object) -> None:
             time_is_up.append(True)
-            signal.raise_signal(signal.SIGINT)  # which waits for what is just being started
+            signal.raise_signal(signal.SIGINT)  # this signal is deferred while a program starts
 
-        signal.signal(signal.SIGALRM, alarm)
-        for number in (signal.SIGINT, signal.SIGTERM):  # INT is ignored in the background
+        signal.signal(signal.SIGALRM, on_timeout)
+        # background jobs ignore SIGINT by default
+        for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, _interrupt)
-        limit = "" if ends == float("inf") else f" in {ends - time.monotonic():.0f} s"
-        self.say(
+        limit = "" if deadline == float("inf") else f" in {deadline - time.monotonic():.0f} s"
+        self.log(
             f"{self.gpus}, torch {runner.torch_version()}: {len(self.chosen)} to record{limit}"
         )
-        self.say(*_names(self.chosen))
-        for why, programs in self.left_out.items():
-            self.say(f"not run, {why}:", *_names(programs))
-        self.pack()
+        self.log(*_name_lines(self.chosen))
+        for why, programs in self.skipped.items():
+            self.log(f"skipped ({why}):", *_name_lines(programs))
+        self.write_archive()
         left, status = list(self.chosen), 0
         try:
             if limit:
-                signal.setitimer(signal.ITIMER_REAL, max(1e-3, ends - time.monotonic()))
+                signal.setitimer(signal.ITIMER_REAL, max(1e-3, deadline - time.monotonic()))
             for program in self.chosen:
                 self._record(
                     program, f"[{len(self.chosen) - len(left) + 1}/{len(self.chosen)}]"
                 )
                 left.remove(program)
-                self.pack()
+                self.write_archive()
         except KeyboardInterrupt:
             status = 0 if time_is_up else 130
-            self.say("the time is up" if time_is_up else "interrupted")
-            if time_is_up and left == self.chosen:  # the next call of this length would, too
-                self._fails(left.pop(0), "it takes longer than there was time, and was first")
+            self.log("the time budget is used up" if time_is_up else "interrupted")
+            if time_is_up and left == self.chosen:  # it would block every call of this length
+                self._add_failure(
+                    left.pop(0), "it was the first program, and did not end within the budget"
+                )
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
             done = len(self.chosen) - len(left) - len(self.failed)
-            self.say(f"{done} recorded, {len(self.failed)} failed, {len(left)} left")
+            self.log(f"{done} recorded, {len(self.failed)} failed, {len(left)} left")
             for program, why in self.failed.items():
-                self.say(
+                self.log(
                     f"failed: {program.name}", *(f"    {line}" for line in why.splitlines())
                 )
             if left:
-                self.say("left for the next call:", *_names(left))
-            self.pack()
+                self.log("left for the next call:", *_name_lines(left))
+            self.write_archive()
         return status or bool(self.failed)
 
     def _record(self, program: Program, number: str) -> None:
@@ -168,21 +175,23 @@ class Recording:
             outcome = program_check.check(
                 program, device, program_check.RunOptions(record=True)
             )
-        except Exception as error:  # whatever it is, the others are worth the GPU's time
-            self._fails(program, str(error) if isinstance(error, BookError) else repr(error))
+        except Exception as error:  # record the other programs, whatever the error is
+            self._add_failure(
+                program, str(error) if isinstance(error, BookError) else repr(error)
+            )
             return
-        self.passed.add({f"{program.name}::cuda": self._inputs(program)})
-        summary = "recorded" if outcome.recorded else "as it was recorded"
-        self.say(f"{number} {program.name}: {summary}, {time.monotonic() - start:.1f} s")
+        self.results.add({f"{program.name}::cuda": self._inputs(program)})
+        summary = "recorded" if outcome.recorded else "equal to the recorded transcript"
+        self.log(f"{number} {program.name}: {summary}, {time.monotonic() - start:.1f} s")
 
-    def _fails(self, program: Program, why: str) -> None:
+    def _add_failure(self, program: Program, why: str) -> None:
         self.failed[program] = why
-        self.passed.add({f"{program.name}::cuda failed": self._inputs(program)})
-        self.say(f"{program.name}: FAILED")
+        self.results.add({f"{program.name}::cuda failed": self._inputs(program)})
+        self.log(f"{program.name}: FAILED")
 
 
-def _listed(root: Path, what: list[str]) -> Iterator[Program]:
-    """The listed programs that are asked for."""
+def _selected_programs(root: Path, what: list[str]) -> Iterator[Program]:
+    """Yield the programs of the list that are selected by their names or folders."""
     places = [root / each for each in what] or [root]
     found = [
         Program(root, root / name)
@@ -190,12 +199,15 @@ def _listed(root: Path, what: list[str]) -> Iterator[Program]:
         if any((root / name).is_relative_to(place) for place in places)
     ]
     if not found:
-        sys.exit(f"{ON_GPUS} names nothing there that has something to show on a GPU")
+        sys.exit(
+            f"{ON_GPUS} lists no program in {', '.join(what) or 'this folder'}: "
+            "give a program or a folder of this list, or add the program to the list"
+        )
     yield from found
 
 
-def _names(programs: list[Program]) -> list[str]:
-    """A line for each folder that follows on another, with the names of its programs."""
+def _name_lines(programs: list[Program]) -> list[str]:
+    """Return a line for each folder, with the names of its programs."""
     lines: list[str] = []
     for program in programs:
         folder = f"  {program.path.parent.relative_to(program.root)}: "
@@ -207,7 +219,7 @@ def _names(programs: list[Program]) -> list[str]:
 
 
 def _missing_packages(program: Program) -> list[str]:
-    """What it imports, or a program that its commands name does, and is not to be found."""
+    """Return the missing packages that a program and its dependencies import."""
     names: list[str] = []
     for path in [program.path, *(each.path for each in program.dependencies())]:
         nodes = [ast.parse(path.read_text("utf-8"))] if path.suffix == ".py" else []
@@ -217,11 +229,11 @@ def _missing_packages(program: Program) -> list[str]:
                 names += [alias.name for alias in node.names]
             elif isinstance(node, ast.ImportFrom) and not node.level:
                 names.append(node.module)
-            elif not isinstance(node, ast.Try):  # it knows what to do without
+            elif not isinstance(node, ast.Try):  # the program handles a missing package itself
                 nodes += ast.iter_child_nodes(node)
     packages = {name.partition(".")[0] for name in names} - sys.stdlib_module_names
-    beside = {path.stem for path in program.path.parent.glob("*.py")}
-    return sorted(name for name in packages - beside if find_spec(name) is None)
+    local_modules = {path.stem for path in program.path.parent.glob("*.py")}
+    return sorted(name for name in packages - local_modules if find_spec(name) is None)
 
 
 def _interrupt(*_: object) -> NoReturn:

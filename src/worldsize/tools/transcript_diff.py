@@ -1,5 +1,8 @@
-"""Changed: the outputs that differ between two commits: python -m
-worldsize.tools.transcript_diff OLD NEW
+"""List the outputs that differ between two commits.
+
+    PYTHONPATH=src python -m worldsize.tools.transcript_diff OLD NEW
+
+The list is Markdown, with a diff for each command.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ FOLDERS = ("snippets/", "labs/", "assessment/")
 
 
 def git(*words: str) -> str:
+    """Return the output of a git command; raise BookError with git's message if it fails."""
     done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True)
     if done.returncode:
         raise BookError(done.stderr.strip())
@@ -21,13 +25,13 @@ def git(*words: str) -> str:
 
 
 def commands(commit: str, name: str) -> dict[str, Command]:
-    """The commands of a transcript as a commit has it."""
+    """Return the commands of a transcript in a commit, by their command lines."""
     found = Transcript.parse(git("show", f"{commit}:{name}"), name).commands
     return {each.command_line: each for each in found}
 
 
 def changed(old: str, new: str) -> str:
-    """As Markdown: each command that both have and that prints something else, as a diff."""
+    """Return, as Markdown, a diff for each command of both commits whose output differs."""
     parts = []
     for name in git("diff", "--name-only", "--diff-filter=M", old, new).split("\n"):
         if not (name.startswith(FOLDERS) and name.endswith(".txt")):
@@ -46,7 +50,9 @@ def changed(old: str, new: str) -> str:
 
 if __name__ == "__main__":
     if len(sys.argv) != 3:
-        sys.exit("name two commits: python -m worldsize.tools.transcript_diff OLD NEW")
+        sys.exit(
+            "give two commits: PYTHONPATH=src python -m worldsize.tools.transcript_diff OLD NEW"
+        )
     try:
         print(changed(*sys.argv[1:]))
     except BookError as error:

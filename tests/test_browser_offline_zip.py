@@ -1,4 +1,4 @@
-"""The zip of the site: what a browser does with it where nothing is served."""
+"""Tests of the offline zip: the pages work in a browser without a server."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ INPUTS = SITE
 def folder(built_site: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     from worldsize.site import offline_zip
 
-    to = tmp_path_factory.mktemp("packed")
+    to = tmp_path_factory.mktemp("offline")
     offline_zip.pack(built_site, to / "site.zip")
     with zipfile.ZipFile(to / "site.zip") as zipped:
         zipped.extractall(to)
@@ -31,27 +31,28 @@ def folder(built_site: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def page(browser: Browser, folder: Path) -> Iterator[Page]:
     page = browser.new_page(viewport={"width": 1440, "height": 900})
-    asked, failed = [], []
-    page.on("request", lambda request: asked.append(request.url))
-    page.on("console", lambda message: failed.append(message.text))
-    page.on("pageerror", lambda error: failed.append(str(error)))
+    requests, errors = [], []
+    page.on("request", lambda request: requests.append(request.url))
+    page.on("console", lambda message: errors.append(message.text))
+    page.on("pageerror", lambda error: errors.append(str(error)))
     page.goto(f"{folder.as_uri()}/index.html")
     yield page
-    assert not [url for url in asked if not url.startswith((folder.as_uri(), "data:"))]
-    assert not failed
+    assert not [url for url in requests if not url.startswith((folder.as_uri(), "data:"))]
+    assert not errors
     page.close()
 
 
-def test_links_lead_to_files(page: Page, folder: Path) -> None:
+def test_links_point_to_files(page: Page, folder: Path) -> None:
     page.click("article a[href='setup/index.html']")
     page.wait_for_url("**/setup/index.html")
     assert page.locator("[title='This page as Markdown']").count() == 1
-    assert not page.locator(".copy-page").count()  # it would fetch
+    assert not page.locator(".copy-page").count()  # copying needs a request to a server
     links = "links => links.map(({ href }) => href.split(/[?#]/)[0])"
     led = [url for url in page.locator("a[href]").evaluate_all(links) if "file:" in url]
     assert len(set(led)) > 80
     assert not [url for url in led if not Path(url.removeprefix("file://")).is_file()]
-    page.goto(f"{folder.as_uri()}/03_model_parallelism/index.html#f-and-g")  # it has moved
+    # this section has moved to a different page
+    page.goto(f"{folder.as_uri()}/03_model_parallelism/index.html#f-and-g")
     page.wait_for_url("**/03_tensor_parallelism/index.html#f-and-g")
 
 
@@ -62,16 +63,16 @@ def test_search_finds_a_section(page: Page) -> None:
     page.wait_for_selector("article mark", state="attached")
 
 
-def test_instruments_answer(page: Page) -> None:
-    """Here the one that has all: what it imports now and later, tables, and a worker."""
+def test_the_planner_works(page: Page) -> None:
+    """This instrument uses everything: imports, later imports, tables, and a worker."""
     page.click("article a[href='instruments/planner/index.html']")
-    said, answered = page.locator("#planner [role=status]"), "#planner:not([aria-busy])"
+    status, answered = page.locator("#planner [role=status]"), "#planner:not([aria-busy])"
     page.wait_for_selector(f"{answered}[data-ready]")
-    said.get_by_text(re.compile("fastest that fit, .* 16.94")).wait_for()
+    status.get_by_text(re.compile("fastest that fit, .* 16.94")).wait_for()
     page.select_option("#planner-gpu", "b200")
     page.wait_for_selector(answered)
-    said.get_by_text("fastest that fit").wait_for()
-    assert "16.94" not in said.inner_text()
-    page.wait_for_url(re.compile("gpu=b200"))  # written a moment after the controls are still
+    status.get_by_text("fastest that fit").wait_for()
+    assert "16.94" not in status.inner_text()
+    page.wait_for_url(re.compile("gpu=b200"))  # the address changes shortly after the controls
     page.get_by_role("button", name="layout 1").click()
-    said.get_by_text("launch line").wait_for()
+    status.get_by_text("launch line").wait_for()

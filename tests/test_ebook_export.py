@@ -1,4 +1,4 @@
-"""The volumes: what a chapter's PDF and EPUB have in them, and where their links lead."""
+"""Tests of the PDF and EPUB export: the content of a chapter, and the targets of its links."""
 
 import re
 import zipfile
@@ -33,13 +33,13 @@ def volume(site: ebook_export.Site, chapter: list[str], tmp_path_factory) -> Pat
 
 
 def count(site: ebook_export.Site, chapter: list[str], pattern: str) -> int:
-    """How often something stands in the prose of a chapter."""
+    """Return how often a pattern occurs in the prose of a chapter."""
     pages = map(parse, map(site.plain, chapter))
     prose = "\n".join(line for page in pages for _, line in page.prose())
     return len(re.findall(pattern, prose))
 
 
-def test_a_pdf_has_all_and_leads_inside(site, chapter, volume: Path) -> None:
+def test_a_pdf_is_complete_and_its_links_stay_inside(site, chapter, volume: Path) -> None:
     pdf = pypdf.PdfReader(volume.with_suffix(".pdf"))
     assert 30 < len(pdf.pages) < 80
     text = "\n".join(page.extract_text() for page in pdf.pages)
@@ -48,7 +48,7 @@ def test_a_pdf_has_all_and_leads_inside(site, chapter, volume: Path) -> None:
     links = [each.get_object() for page in pdf.pages for each in page.get("/Annots", ())]
     assert inside > 20 and sum("/Dest" in each for each in links) > inside
     out = [each["/A"]["/URI"] for each in links if "/Dest" not in each]
-    assert [each for each in out if each in chapter] == chapter  # each page's own address
+    assert [each for each in out if each in chapter] == chapter  # the address of each page
     assert not [
         each
         for each in out
@@ -56,7 +56,7 @@ def test_a_pdf_has_all_and_leads_inside(site, chapter, volume: Path) -> None:
     ]
 
 
-def test_a_pdf_brings_its_fonts_and_lacks_no_glyph(volume: Path) -> None:
+def test_a_pdf_contains_its_fonts_and_every_glyph(volume: Path) -> None:
     pdf = pypdf.PdfReader(volume.with_suffix(".pdf"))
     for page in pdf.pages:
         for font in page["/Resources"].get("/Font", {}).values():
@@ -70,7 +70,7 @@ def test_a_pdf_brings_its_fonts_and_lacks_no_glyph(volume: Path) -> None:
                     assert b"\0\0" not in {raw[n : n + 2] for n in range(0, len(raw), 2)}
 
 
-def test_an_epub_has_all_and_leads_inside(site, chapter, volume: Path) -> None:
+def test_an_epub_is_complete_and_its_links_stay_inside(site, chapter, volume: Path) -> None:
     with zipfile.ZipFile(volume.with_suffix(".epub")) as epub:
         trees = {
             name: ElementTree.fromstring(epub.read(name))
@@ -97,7 +97,7 @@ def test_an_epub_has_all_and_leads_inside(site, chapter, volume: Path) -> None:
     assert [each for parts in every.values() for each in parts if each.tag.endswith("}math")]
 
 
-def test_the_volumes_are_the_book_and_its_tracks(site) -> None:
+def test_there_is_a_volume_for_the_book_and_for_each_track(site) -> None:
     volumes = ebook_export.volumes(site)
     whole = [page for page in site.pages if "/contributing/" not in page]
     assert len(volumes) == 4 and volumes["world-size"][1] == whole and len(whole) > 80
