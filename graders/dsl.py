@@ -1,8 +1,9 @@
 """Tools of the graders: how a step is written, and what judges compare with.
 
-A grader names its hints, makes a `Lab` of them, and writes each step as a generator::
+A grader makes a `Lab`, which reads the hints of the grader, and defines each step as a
+generator::
 
-    LAB = Lab(HINTS)
+    LAB = Lab()
 
     @LAB.step(4, "average the gradients", "every gradient is the mean", "average_gradients")
     def average(theirs, ours, lesson):
@@ -32,6 +33,7 @@ from torch.distributed import distributed_c10d
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from graders.hints import common_hints, hints_of
 from graders.runner import Group, IntegrationStep, Judge, Lesson, Step, Wrong, load
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -47,15 +49,14 @@ class Lab:
     not
     grade, so that one mistake fails one step. `early`: the finished program is imported before
     ranks are forked, once for all of them. `ranks_named`: a finding begins with its rank.
-    `more`: how to fix what a hint is for, by the hint's name, for those who ask.
     """
 
     def __init__(
-        self, hints: dict[str, str], *, more: dict[str, str] | None = None,
-        isolate_steps: bool = True, early: bool = True, ranks_named: bool = False,
-    ):  # fmt: skip
+        self, *, isolate_steps: bool = True, early: bool = True, ranks_named: bool = False
+    ):
         self.path = Path(sys._getframe(1).f_globals["__file__"])
-        self.hints, self.more, self.steps = hints, more or {}, []
+        self.hints = hints_of(self.path)
+        self.steps: list[Step] = []
         self.isolate_steps, self.early, self.ranks_named = isolate_steps, early, ranks_named
 
     @functools.cached_property
@@ -63,6 +64,11 @@ class Lab:
         """The program with its solutions."""
         path = ROOT / self.path.parent.name / self.path.name
         return load(path, f"finished_{path.stem}")
+
+    def hint(self, name: str) -> str:
+        """Return the text of a hint of this grader, or of all graders."""
+        texts = common_hints() | self.hints.texts
+        return texts.get(name, f"there is no hint with the name {name}")
 
     def step(
         self, number: int, title: str, proves: str, uses: str = "", *, own: str | None = None,

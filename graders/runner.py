@@ -70,38 +70,6 @@ KEPT_OUTPUT = 4000  # characters of each rank's output
 KEPT_OF_COMMAND = 16 << 20  # bytes of what a command prints, its last
 LINUX = sys.platform == "linux"
 
-HINTS = {
-    "missing": "A name or an argument does not fit, so a call fails. Keep the names and "
-    "arguments of the starter, because the checker uses them. `python labs/start.py` in "
-    "another folder creates a fresh copy, with which you can compare yours.",
-    "import": "The checker imports your file, and the import fails. Put code that must not "
-    'run during the import into a function, or under if __name__ == "__main__":.',
-    "syntax": "Python cannot read the file. Fix the line that is named above, or the line "
-    "before it.",
-    "module": "Python does not find a module that your file imports. Is the environment active "
-    "in which you installed the packages? The checker imports your file alone, so it does not "
-    "find other files of yours.",
-    "crash": "Your code raised an error. Add --output to see the whole traceback, or run the "
-    "file with the command at its top.",
-    "exit": "Your code ends the process, so the next collective of the other ranks never "
-    "completes. Remove this call, and let the function return.",
-    "killed": "The process ended without a Python error. Look for os._exit, for a signal, or "
-    "for a lack of memory.",
-    "some_ranks": "A collective must be called by all ranks or by none. Look for a collective "
-    "under an `if` that depends on the rank or on the values of a tensor, or for loops that "
-    "have different lengths on different ranks.",
-    "order": "Collectives are matched by the order of the calls, and not by a name. Let every "
-    "rank call them in the same order, even if its data becomes ready in a different order.",
-    "own_source": "Every rank names itself as the source, so all ranks send and no rank "
-    "receives. Pass the same rank number as `src` on all ranks.",
-    "endless": "A rank does not reach the end of the step, although it waits for no other "
-    "rank. Look for a loop that never ends, or for a long sleep. If a line is named above, "
-    "look there first.",
-    "recursion": "The function calls itself without end. Perhaps you wanted to call the "
-    "method of the base class, or the function of torch, that has the same name.",
-    **sandbox.HINTS,
-}
-
 
 # --- what a judge sees --------------------------------------------------------------------
 

@@ -42,24 +42,6 @@ FILES = 4096  # open at a time, sockets too
 PRINTED = 1 << 30  # bytes
 EVENTS = 200_000  # reports to the checker; a collective is two
 
-HINTS = {
-    "memory": "Your code uses too much memory: all ranks together may use half of the memory "
-    "of this machine. Look for a list that grows in a loop, or for a size that is wrong.",
-    "processes": "Your code starts too many processes or threads. Look for a fork, a Popen or "
-    "a Thread in a loop. A forked process also runs the code that follows the fork.",
-    "disk": "Your code writes too much to the disk. Look for a loop that writes to a file and "
-    "never ends.",
-    "output": "Your code prints too much. Look for a loop that prints and never ends.",
-    "changes": "Your code tries to change files that it must not change. It may write to its "
-    "current folder, which is a new one, but not to the book or to your own file. It may "
-    "remove folders only inside the temporary folder.",
-    "solution": "Your code uses the finished program, but the grade is for what you wrote. "
-    "Read the finished program as often as you like, and then write the step in your own "
-    "file.",
-    "report": "The checker cannot judge what the ranks reported. If your file changes "
-    "something of the checker, remove that. If it does not, the checker has a mistake: please "
-    "report it, and attach your file.",
-}
 REFUSED = {  # what `install_audit_hook` says: the hint
     "the checker lets your code change nothing here": "changes",
     "the checker takes nothing from the finished program": "solution",

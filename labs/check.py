@@ -240,10 +240,9 @@ class Grading:
             for text in right:
                 show("right:", text)
             show("wrong:", at + wrong.what)
-            hints = runner.HINTS | self.lab.hints
-            show("hint:", hints.get(wrong.hint, f"there is no hint with the name {wrong.hint}"))
-            if self.more and wrong.hint in self.lab.more:
-                show("fix:", self.lab.more[wrong.hint])
+            show("hint:", self.lab.hint(wrong.hint))
+            if self.more and wrong.hint in self.lab.hints.fixes:
+                show("fix:", self.lab.hints.fixes[wrong.hint])
             return False
         return True
 
