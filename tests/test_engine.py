@@ -360,7 +360,7 @@ dist.barrier()
         "crash.py::cpu": [
             "snippets/t/crash.py:7",
             "crash.cpu.txt:2: `torchrun --nproc-per-node=2 crash.py`",
-            "rank 1 left with status 1",
+            "rank 1 exited with status 1",
             "ValueError: rank one is unwell",
         ],
         "killed.py::cpu": [
@@ -569,7 +569,7 @@ def test_an_interruption_waits_until_what_is_started_is_known(book: Book) -> Non
         import os, signal, time
         from worldsize.execution import runner
 
-        start = runner._as_typed
+        start = runner._start_in_bash
 
         def interrupted(command, folder, *others):
             found = start(command, folder, *others)
@@ -578,7 +578,7 @@ def test_an_interruption_waits_until_what_is_started_is_known(book: Book) -> Non
             os.kill(os.getpid(), signal.SIGINT)
             return found
 
-        runner._as_typed = interrupted
+        runner._start_in_bash = interrupted
         """,
     )
     code = "import time\nopen('begun', 'w').close()\ntime.sleep(600)\n"

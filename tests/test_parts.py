@@ -264,7 +264,7 @@ def test_what_left_its_session_is_found_and_what_was_cut_says_so(monkeypatch) ->
         command = "setsid -f sleep 3599 > /dev/null 2>&1; echo a long line"
         result = runner.run(command, folder, limit=600)
     assert len(result.leftovers) == 1 and "sleep 3599" in result.leftovers[0]
-    assert result.stdout.splitlines() == ["a lon", "… cut: 12 bytes in all"]
+    assert result.stdout.splitlines() == ["a lon", "… cut: the output has 12 bytes"]
 
 
 TORCHRUN = """\
@@ -285,7 +285,7 @@ Root Cause (first observed failure):
 def test_a_failure_is_told_by_the_rank_that_failed_first() -> None:
     result = runner.Result("torchrun a.py", 1, "", TORCHRUN, 1.0)
     said = runner.explain(result, {"/x/run/": "snippets/t/"})
-    assert said.startswith("rank 1 left with status 1\nits last lines:\n")
+    assert said.startswith("rank 1 exited with status 1\nits last lines:\n")
     assert said.endswith("ValueError: unwell") and "rank0" not in said
     assert 'File "snippets/t/a.py", line 9' in said
     assert result.line_in("a.py") == 3  # the innermost

@@ -1,3 +1,1 @@
-"""Runs commands and ends their processes: the layer below the tests, which the graders use as
-well.
-"""
+"""Runs commands and ends their processes. The tests and the graders use this layer."""

@@ -1,9 +1,9 @@
-"""Clocks: how fast the GPUs were clocked while commands ran, and what lowered the clock.
+"""Record the clock rates of the GPUs while commands run, and what lowered them.
 
 A GPU lowers the clock of its SMs when it reaches its power limit or becomes too hot. The same
-kernel is then slower, so a number that was measured on a GPU is recorded with the clock. NVML
-reports the clock; its Python module is called pynvml (package nvidia-ml-py). Without pynvml or
-without a driver nothing is recorded.
+kernel is then slower, so a number that was measured on a GPU is recorded together with the
+clock rate. NVML reports the clock rate. Its Python module is called pynvml (package
+nvidia-ml-py). Without pynvml or without a driver, nothing is recorded.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from worldsize.model.transcript import Clocks
 
 PAUSE = 0.1  # seconds between two samples
 IDLE = "nvmlClocksEventReasonGpuIdle"
-REASONS = {  # the names of NVML's bits, and the words of a transcript
+REASONS = {  # names of NVML's bits → the words that a transcript uses
     "nvmlClocksEventReasonSwPowerCap": "power limit",
     "nvmlClocksEventReasonSwThermalSlowdown": "heat (software)",
     "nvmlClocksThrottleReasonHwThermalSlowdown": "heat (hardware)",
@@ -28,7 +28,7 @@ REASONS = {  # the names of NVML's bits, and the words of a transcript
 
 
 def reasons(mask: int, nvml: ModuleType) -> tuple[str, ...]:
-    """Return in words why a clock is low; a bit without words is given as its number."""
+    """Return in words why a clock rate is low; a bit without words is given as its number."""
     words = {getattr(nvml, name): text for name, text in REASONS.items()}
     unknown = mask & ~sum(words) & ~getattr(nvml, IDLE)
     found = [text for bit, text in words.items() if mask & bit]
@@ -36,10 +36,11 @@ def reasons(mask: int, nvml: ModuleType) -> tuple[str, ...]:
 
 
 class Recorder:
-    """Samples the SM clock of all GPUs of this machine between `with` and its end.
+    """Context manager that samples the SM clock of all GPUs of this machine.
 
-    A GPU that NVML reports as idle is left out, and so is its first sample after that, because
-    its clock may still be rising. Work that is shorter than the pause can be missed.
+    A GPU that NVML reports as idle is left out. Its first sample after an idle period is left
+    out too, because its clock may still be rising. Work that is shorter than ``pause`` seconds
+    can be missed.
     """
 
     def __init__(self, nvml: ModuleType | None = None, pause: float = PAUSE) -> None:

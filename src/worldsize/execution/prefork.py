@@ -1,19 +1,23 @@
-"""Warm: start commands from a process that has imported torch already.
+"""The prefork launcher: start commands as forks of a process that has already imported torch.
 
-Most of a short program's time is ``import torch``, once in the launcher and once in each rank.
-A process that has torch waits for commands and forks for each. For a torchrun command of one
-node the fork does what torchrun does, with ranks that are forks in place of fresh interpreters:
-the same variables, a store, and an end for all when one rank fails. With other options, or
-where something reads what torchrun itself says, the fork is torchrun, and forks for its ranks.
-So does a program that starts Python programs before it has a second thread.
+A short program spends most of its time in ``import torch``, once in the launcher and once in
+each rank. The fork server imports torch once, waits for commands, and forks a child for each
+command. For a torchrun command on one node, the child does the work of torchrun itself: it sets
+the same variables, runs a store, and ends all ranks when one rank fails. Its ranks are forks
+instead of new interpreters. If the command has other options, or if a filter reads the messages
+of torchrun, the child runs the real torchrun, whose ranks are then forks. A program that starts
+Python programs also gets forks, as long as it has only one thread.
 
-Commands of transcripts and Python of pages start warm, but for the first command of one
-program in 132, and one page in 132, always the same ones; what needs a shell for more than to
-pipe all that is said into a filter runs as typed.
-What differs from its transcript when it was started warm is run again, all of it as typed, and
-that counts. ``--launcher=process`` runs every command as typed, as recording and one Python of
-the
-workflow do; ``--launcher=prefork`` starts all warm, for the edit loop.
+The tests start the commands of transcripts and the Python code of pages in this way, with three
+exceptions. The first command of one program in 132, and one page in 132, run in new
+interpreters. The choice is the same in every session. A command that needs a shell also runs
+under bash, unless the shell only pipes the whole output into a filter. If the output of a
+forked command differs from the transcript, all commands of the program run again under bash,
+and the second result counts.
+
+``--launcher=process`` runs every command under bash, exactly as the command is written.
+Recording does the same, and so does one Python version in the workflow. ``--launcher=prefork``
+forks for all commands, which makes the edit loop faster.
 """
 
 from __future__ import annotations
@@ -39,96 +43,110 @@ from typing import NoReturn
 from worldsize.model import ROOT
 from worldsize.model.program import LAUNCH
 
-# What these show or count is told by processes that are forks of no other.
-_AS_TYPED = {
+# The output of these programs shows or counts processes, so their processes must not be forks.
+_NEVER_FORKED = {
     "snippets/01_parallelism_strategies/rendezvous_by_hand.py",
     "snippets/02_ddp/group_survives.py",
     "labs/lab01_multi_gpu_setup.py",
 }
-_CHECK = "python labs/check.py "  # but how these are graded is as for the others
-_FOR_A_SHELL = set("|&;<>()$`\\*?[]#~=%!{}\n")
-_BOTH = " 2>&1"
-# read when a group is joined, or set again for each command, and not when torch is imported
-_LATE = {"TORCH_DISTRIBUTED_DEBUG", "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
-_LATE |= {"OMP_NUM_THREADS", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"}
+_CHECK_COMMAND = "python labs/check.py "  # grading one of these files may use forks
+_SHELL_CHARACTERS = set("|&;<>()$`\\*?[]#~=%!{}\n")
+_STDERR_TO_STDOUT = " 2>&1"
+# Variables that are read when a process group is created or that are set again for each
+# command. Importing torch does not read them.
+_SETTABLE_AFTER_IMPORT = {
+    "TORCH_DISTRIBUTED_DEBUG",
+    "RANK",
+    "WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "OMP_NUM_THREADS",
+    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE",
+}
 _ONE_NODE = re.compile(r"--nproc-per-node=\d+")
-TAG = "WORLD_SIZE_RUN"  # the variable that everything of a run carries
+TAG = "WORLD_SIZE_RUN"  # the variable that every process of a run inherits
 
 
 def _words(command: str) -> tuple[dict[str, str], list[str]] | None:
-    """A command's own variables, and its words; None where it takes a shell to run it.
+    """Return the variables that a command sets, and its words.
 
-    Only a variable that can still be set when torch has been imported is allowed.
+    Return None if the command needs a shell.
+
+    The command may only set variables that can still be set after torch has been imported.
     """
-    command = command.partition(f"{_BOTH} | ")[0].removesuffix(_BOTH)
-    if set(command.replace("=", "")) & _FOR_A_SHELL:
+    command = command.partition(f"{_STDERR_TO_STDOUT} | ")[0].removesuffix(_STDERR_TO_STDOUT)
+    if set(command.replace("=", "")) & _SHELL_CHARACTERS:
         return None
     words, own = shlex.split(command), {}
-    while words and words[0].partition("=")[0] in _LATE:
+    while words and words[0].partition("=")[0] in _SETTABLE_AFTER_IMPORT:
         name, _, own[name] = words.pop(0).partition("=")
     return None if not words or "=" in words[0] else (own, words)
 
 
-def _first_as_typed(program: str) -> bool:
-    """Whether a program is one of those whose first command runs as typed.
+def _first_runs_in_bash(program: str) -> bool:
+    """Return whether the first command of this program runs under bash.
 
-    One in 132 keeps torchrun itself in every session; the checksum of the name makes them
-    the same ones each time. Which remainder is taken does not matter: of 15 the programs are
-    short, and torchrun and a page are among them.
+    This is so for one program in 132, so every session tests the real torchrun. The checksum of
+    the name selects the same programs every time. The remainder 15 was chosen because its
+    programs are short and because they include a torchrun command and a page.
     """
     return zlib.crc32(program.encode()) % 132 == 15
 
 
 @functools.cache
 def shares_headers() -> bool:
-    """Whether what torch.compile writes has its headers compiled once a session, for all.
+    """Return whether all commands of a session can share one compilation of inductor's headers.
 
-    It names them by a digest, which it asks of openssl.
+    torch names the compiled headers by a hash, and it calls openssl to compute this hash.
     """
     return sys.platform == "linux" and shutil.which("openssl") is not None
 
 
 class Launcher:
-    """The side of pytest: has commands started by forks of a process that has torch.
+    """Starts commands as forks of a process that has imported torch. pytest uses this class.
 
-    That process is the fork server of `multiprocessing`: it starts with the first command,
-    imports `worldsize.execution.prefork_imports`, and ends with pytest.
+    The process is the fork server of `multiprocessing`. It starts with the first command,
+    imports `worldsize.execution.prefork_imports`, and ends when pytest ends.
     """
 
-    def __init__(self, eager: bool = False) -> None:
-        """``eager``: take all first commands too."""
-        self.eager = eager
+    def __init__(self, fork_all: bool = False) -> None:
+        """Set ``fork_all`` to fork also for the first commands that would run under bash."""
+        self.fork_all = fork_all
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(
             ["worldsize.execution.prefork", "worldsize.execution.prefork_imports"]
         )
-        if "torch" in sys.modules:  # a test of pytest, started warm itself
+        if "torch" in sys.modules:  # a test of pytest itself, which already runs in a fork
             self._context = multiprocessing.get_context("fork")
 
     def takes(self, command: str, program: str = "", number: int = 0) -> bool:
-        """Whether to start a command warm, the ``number``-th (from 0) of its transcript.
+        """Return whether a fork can run this command.
 
-        It can be done for `torchrun …` and `python FILE …` without shell syntax, but for a
-        filter behind `2>&1 |`. ``program`` is empty for a command that belongs to none.
+        The command must be `torchrun …` or `python FILE …` without shell syntax, except for a
+        filter after `2>&1 |`. ``program`` is the program that the transcript belongs to; it is
+        empty for a command without a program. ``number`` is the position of the command in the
+        transcript, counted from 0.
         """
-        shown = program in _AS_TYPED and not command.startswith(_CHECK)
+        shown = program in _NEVER_FORKED and not command.startswith(_CHECK_COMMAND)
         if shown or (parsed := _words(command)) is None:
             return False
         _, (tool, *words) = parsed
         if tool != "torchrun" and (tool != "python" or not words or words[0][-3:] != ".py"):
             return False
-        elif program.startswith(LAUNCH) and not self.eager:
-            return False  # what starts processes is what these show
-        return self.eager or number > 0 or (bool(program) and not _first_as_typed(program))
+        elif program.startswith(LAUNCH) and not self.fork_all:
+            return False  # these programs show how processes are started
+        return (
+            self.fork_all or number > 0 or (bool(program) and not _first_runs_in_bash(program))
+        )
 
     def start(
         self, command: str, folder: Path, env: dict[str, str], out: Path, err: Path
     ) -> tuple[int, Callable[[], int | None]]:
-        """Start a command; return its process number and a function that polls its status."""
+        """Start a command; return its process ID and a function that polls its exit status."""
         own, words = _words(command)
-        _, both, read_by = command.partition(_BOTH)
+        _, both, filter_command = command.partition(_STDERR_TO_STDOUT)
         err = out if both else err
-        process = self.start_words(words, folder, env | own, out, err, read_by[3:])
+        process = self.start_words(words, folder, env | own, out, err, filter_command[3:])
         return process.pid, lambda: process.exitcode
 
     def start_words(
@@ -138,25 +156,26 @@ class Launcher:
         env: dict[str, str],
         out: Path,
         err: Path,
-        read_by: str = "",
+        filter_command: str = "",
     ) -> BaseProcess:
-        """Start what the words of a command say, with these variables and no others.
+        """Start a command, given as words, with exactly the variables of ``env``.
 
-        ``read_by`` is a command for a shell that reads all that they print.
+        ``filter_command`` is a shell command that reads the whole output, or an empty string.
         """
-        arguments = (words, str(folder), env, str(out), str(err), read_by)
-        process = self._context.Process(target=_become, args=arguments)
+        arguments = (words, str(folder), env, str(out), str(err), filter_command)
+        process = self._context.Process(target=_run_in_child, args=arguments)
         paths = filter(None, [str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH")])
-        early = "TORCHINDUCTOR_", "ATEN_CPU_"  # read before a command starts
-        of_server = {k: v for k, v in env.items() if k.startswith(early)}
-        of_server |= {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
-        of_server["OMP_WAIT_POLICY"] = "passive"  # threads that wait leave the core to others
-        of_server["CUDA_VISIBLE_DEVICES"] = env.get("CUDA_VISIBLE_DEVICES", "")
+        early = "TORCHINDUCTOR_", "ATEN_CPU_"  # torch reads these before a command starts
+        server_env = {k: v for k, v in env.items() if k.startswith(early)}
+        server_env |= {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+        # waiting threads leave the core to other threads
+        server_env["OMP_WAIT_POLICY"] = "passive"
+        server_env["CUDA_VISIBLE_DEVICES"] = env.get("CUDA_VISIBLE_DEVICES", "")
         if shares_headers():
-            of_server["TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS"] = "1"
-        of_server["ROOM"] = " " * 4096
+            server_env["TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS"] = "1"
+        server_env["WORLD_SIZE_PADDING"] = " " * 4096
         kept = dict(os.environ)
-        os.environ.update(of_server)  # read by the server, when the first command starts it
+        os.environ.update(server_env)  # the server reads them when the first command starts it
         try:
             process.start()
         finally:
@@ -165,16 +184,16 @@ class Launcher:
         return process
 
 
-# --- the side of the process that has torch ---------------------------------------------------
+# --- in the child process ---------------------------------------------------------------------
 
 
-_AT_EXIT: list[Callable] = []  # what this process has to do when it ends
+_AT_EXIT: list[Callable] = []  # the exit functions that this process has registered
 
 
-def _become(
-    words: list[str], folder: str, env: dict[str, str], out: str, err: str, read_by: str
+def _run_in_child(
+    words: list[str], folder: str, env: dict[str, str], out: str, err: str, filter_command: str
 ) -> NoReturn:
-    """Become the command: never returns."""
+    """Run the command in this child process, and exit with its status."""
     import atexit
 
     from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
@@ -182,43 +201,44 @@ def _become(
     from worldsize.execution import prefork_imports
 
     _end_with_parent()
-    multiprocessing.set_start_method(None, force=True)  # not that of a fork server's child
+    multiprocessing.set_start_method(None, force=True)  # undo the choice of the fork server
     os.setsid()
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # as in a terminal, too, where a
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # shell started the session in the background
+    # A shell lets background jobs ignore these signals. A command in a terminal receives them.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     os.chdir(folder)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for target, path in ((1, out), (2, err)):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), target)
     own = filter(None, env.get("PYTHONPATH", "").split(os.pathsep))
     sys.path[:] = [folder, *dict.fromkeys([*own, *prefork_imports.PATH])]
-    for name in prefork_imports.AGAIN:
+    for name in prefork_imports.REIMPORTED:
         sys.modules.pop(name, None)
-    if read_by:
-        _pipe_into(read_by)
-    _begin(env)
-    subprocess.Popen, subprocess_handler.Popen = _Popen, _OfAgent
+    if filter_command:
+        _pipe_into(filter_command)
+    _reset_interpreter(env)
+    subprocess.Popen, subprocess_handler.Popen = _Popen, _AgentPopen
     os.execvp = _execvp
     register = atexit.register
     atexit.register = lambda does, *a, **k: (_AT_EXIT.append(does), register(does, *a, **k))[1]
     tool, *arguments = words
     options = itertools.takewhile(lambda word: word.startswith("-"), arguments)
-    if tool == "torchrun" and not read_by and all(map(_ONE_NODE.fullmatch, options)):
-        _leave(_status_of(lambda: _torchrun(arguments)))
-    _do(tool, arguments)
+    if tool == "torchrun" and not filter_command and all(map(_ONE_NODE.fullmatch, options)):
+        _exit_interpreter(_status_of(lambda: _torchrun(arguments)))
+    _run_tool(tool, arguments)
 
 
-def _do(tool: str, arguments: list[str]) -> NoReturn:
-    """Be this tool, torchrun or python, and leave as it does."""
+def _run_tool(tool: str, arguments: list[str]) -> NoReturn:
+    """Run `torchrun` or `python` with these arguments, and exit with the same status."""
     from torch.distributed.run import main
 
     if tool == "torchrun":
-        _leave(_status_of(lambda: main(arguments)))
-    _leave(_run_script(arguments))
+        _exit_interpreter(_status_of(lambda: main(arguments)))
+    _exit_interpreter(_run_script(arguments))
 
 
-def _begin(env: dict[str, str]) -> None:
-    """Take these variables, and leave to the parent what it has to do when it ends."""
+def _reset_interpreter(env: dict[str, str]) -> None:
+    """Set these variables, and discard the exit functions of the parent process."""
     import atexit
     import faulthandler
     import inspect
@@ -243,32 +263,34 @@ def _begin(env: dict[str, str]) -> None:
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True, write_through=True)
     with contextlib.suppress(ImportError):
-        importlib.import_module("sitecustomize")  # as each interpreter does
+        importlib.import_module("sitecustomize")  # every new interpreter imports it
     faulthandler.enable()
     torch.distributed.set_debug_level_from_env()
-    # torchrun has each of its frames looked up, often, and no module's are these
+    # torchrun looks up the module of each of its frames, often. These frames belong to no
+    # module.
     frames = (frame for frame, _ in traceback.walk_stack(None))
     files = ["<frozen runpy>", *(frame.f_code.co_filename for frame in frames)]
     inspect.modulesbyfile.update(dict.fromkeys(files, ""))
 
 
 def _show_variables() -> None:
-    """Linux: let others see the variables of this process, as they see those of any.
+    """Show the variables of this process in /proc/PID/environ (Linux only).
 
-    They look where the variables stood with which the server was started, among them `ROOM`.
+    The text overwrites the variables that the fork server was started with. Their padding makes
+    enough room for it.
     """
     import ctypes
 
     if sys.platform == "linux":
         stat = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
         start, end = map(int, stat[47:49])
-        told = sorted(os.environ.items(), key=lambda each: each[0] not in (TAG, "RANK"))
-        text = "".join(f"{name}={value}\0" for name, value in told).encode()
+        ordered = sorted(os.environ.items(), key=lambda each: each[0] not in (TAG, "RANK"))
+        text = "".join(f"{name}={value}\0" for name, value in ordered).encode()
         ctypes.memmove(start, text[: end - start].ljust(end - start, b"\0"), end - start)
 
 
 def _pipe_into(command: str) -> None:
-    """Fork: the child goes on, and a shell reads what it prints; this process waits for it."""
+    """Fork, let the child continue, and pipe its output into a shell command in the parent."""
     reads, writes = os.pipe()
     if os.fork() == 0:
         os.dup2(writes, 1)
@@ -280,61 +302,68 @@ def _pipe_into(command: str) -> None:
     os._exit(subprocess.run(["bash", "-c", command], stdin=reads, check=False).returncode)
 
 
-# variables that are read when torch or Python starts
-_EARLY = re.compile(
+# Variables that torch or Python reads when it starts.
+_READ_AT_START = re.compile(
     r"PATH|PYTHON(?!FAULTHANDLER|UNBUFFERED|UTF8)|LD_|TORCH_(LOGS|TRACE)|TORCHINDUCTOR|ONEDNN"
 )
 
 
-def _threads() -> int:
-    """How many threads this process has; 0 where Linux cannot be asked."""
+def _thread_count() -> int:
+    """Return the number of threads of this process; 0 on systems other than Linux."""
     here = Path("/proc/self/task")
     return len(list(here.iterdir())) if here.exists() else 0
 
 
 class _Popen(subprocess.Popen):
-    """Starts a Python program as a fork, if this process has begun no thread: see `_forked`."""
+    """Starts Python programs as forks (`_run_forked`), as long as no thread has started."""
 
-    at_first = 0  # how many threads the program began with: torch has one that waits
+    initial_threads = 0  # the thread count when the program began: torch has one idle thread
 
-    def __init__(self, args: object, *others: object, **how: object) -> None:
-        env = dict(how.get("env") or os.environ)
-        words = None if others or how.get("shell") else _python(args)
-        if words and self.may_fork() and not any(map(_EARLY.match, _differ(env))):
-            kept, before = how.get("pass_fds", ()), how.get("preexec_fn")
-            how["preexec_fn"] = functools.partial(_forked, words, env, kept, before)
-        super().__init__(args, *others, **how)
-
-    def may_fork(self) -> bool:
-        return 0 < _threads() == self.at_first
-
-
-class _OfAgent(_Popen):
-    """Starts a rank: the agent's threads only wait, and hold nothing that it needs."""
+    def __init__(self, args: object, *others: object, **options: object) -> None:
+        env = dict(options.get("env") or os.environ)
+        words = None if others or options.get("shell") else _python_command(args)
+        if (
+            words
+            and self.may_fork()
+            and not any(map(_READ_AT_START.match, _changed_variables(env)))
+        ):
+            kept, before = options.get("pass_fds", ()), options.get("preexec_fn")
+            options["preexec_fn"] = functools.partial(_run_forked, words, env, kept, before)
+        super().__init__(args, *others, **options)
 
     def may_fork(self) -> bool:
-        return _threads() > 0
+        return 0 < _thread_count() == self.initial_threads
+
+
+class _AgentPopen(_Popen):
+    """Starts a rank.
+
+    The threads of the elastic agent only wait, and hold no lock that it needs.
+    """
+
+    def may_fork(self) -> bool:
+        return _thread_count() > 0
 
 
 def _execvp(file: str, args: list[str], exec_before: Callable = os.execvp) -> NoReturn:
-    """Become a Python program as a fork would, if no thread has begun since torch's own."""
-    words = _python(args)
-    if not words or not 0 < _threads() <= _Popen.at_first:
+    """Replace this process by a Python program; without exec if no thread has started."""
+    words = _python_command(args)
+    if not words or not 0 < _thread_count() <= _Popen.initial_threads:
         exec_before(file, args)
     kept = []
     for handle in map(int, os.listdir("/proc/self/fd")):
-        with contextlib.suppress(OSError):  # the listing's own is closed
+        with contextlib.suppress(OSError):  # the descriptor of the listing is closed again
             kept += [handle] if os.get_inheritable(handle) else []
-    _forked(words, dict(os.environ), kept)
+    _run_forked(words, dict(os.environ), kept)
 
 
-def _differ(env: dict[str, str]) -> set[str]:
-    """The variables that are not as in this process."""
+def _changed_variables(env: dict[str, str]) -> set[str]:
+    """Return the names of the variables that differ from those of this process."""
     return {name for name, _ in env.items() ^ os.environ.items()}
 
 
-def _python(args: object) -> list[str] | None:
-    """What is started, `torchrun …` or `python FILE …`; None where it is something else."""
+def _python_command(args: object) -> list[str] | None:
+    """Return the command as `torchrun …` or `python FILE …`; None for any other command."""
     if isinstance(args, str | bytes | os.PathLike):
         return None
     tool, *words = map(os.fspath, args)
@@ -349,15 +378,16 @@ def _python(args: object) -> list[str] | None:
     return ["python", *words] if words and words[0].endswith(".py") else None
 
 
-def _forked(
+def _run_forked(
     words: list[str],
     env: dict[str, str],
     kept: Collection[int],
     before: Callable | None = None,
 ) -> NoReturn:
-    """Be what a fresh interpreter would be, in the child that `Popen` has forked.
+    """Run a program in the child that `Popen` has forked, as a new interpreter would run it.
 
-    To close its pipe, as starting another program does, tells `Popen` that it has started.
+    `Popen` waits until its pipe is closed, as it is when a process executes another program.
+    This function therefore closes all other descriptors.
     """
     if before:
         before()
@@ -374,12 +404,12 @@ def _forked(
     for name, module in list(sys.modules.items()):
         if str(getattr(module, "__file__", "")).startswith(sys.path[0] + os.sep):
             del sys.modules[name]
-    _begin(env)
-    _do(words[0], words[1:])
+    _reset_interpreter(env)
+    _run_tool(words[0], words[1:])
 
 
 def _end_with_parent() -> None:
-    """Linux: be killed once the process that forked this one is gone, as it is with pytest."""
+    """Let the kernel kill this process as soon as its parent process ends (Linux only)."""
     import ctypes
 
     if sys.platform == "linux":
@@ -387,7 +417,7 @@ def _end_with_parent() -> None:
 
 
 def _status_of(body: Callable[[], int | object]) -> int:
-    """The exit status an interpreter would leave with; what it would say is said."""
+    """Return the exit status that an interpreter would have, and print the same messages."""
     try:
         result = body()
         return result if isinstance(result, int) else 0
@@ -400,8 +430,8 @@ def _status_of(body: Callable[[], int | object]) -> int:
         return 1
 
 
-def _leave(status: int) -> NoReturn:
-    """Leave as an interpreter does: threads joined, exit functions called, output written."""
+def _exit_interpreter(status: int) -> NoReturn:
+    """Exit like an interpreter: join threads, call the exit functions, and flush the output."""
     import atexit
     import threading
 
@@ -413,27 +443,29 @@ def _leave(status: int) -> NoReturn:
 
 
 def _run_script(arguments: list[str]) -> int:
-    """What a fresh interpreter would do with a script and its arguments; its exit status."""
+    """Run a script with its arguments as a new interpreter would; return its exit status."""
     import runpy
 
     import torch
 
     if arguments[0] == "-m":
         sys.argv = arguments[1:]
-        how = {"run_name": "__main__", "alter_sys": True}
-        return _status_of(lambda: runpy.run_module(arguments[1], **how))
+        options = {"run_name": "__main__", "alter_sys": True}
+        return _status_of(lambda: runpy.run_module(arguments[1], **options))
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1)))
-    _Popen.at_first = _threads()
+    _Popen.initial_threads = _thread_count()
     sys.argv = arguments
     sys.path[0] = os.path.dirname(os.path.abspath(arguments[0]))
     return _status_of(lambda: runpy.run_path(arguments[0], run_name="__main__"))
 
 
 def _torchrun(arguments: list[str]) -> int:
-    """What torchrun does on one node: set each rank's variables, keep the store, wait.
+    """Do the work of torchrun on one node, and return its exit status.
 
-    The ranks are forked before this process has any thread: a lock that a thread holds at a
-    fork stays locked in the child for ever.
+    It sets the variables of each rank, runs the store and waits for the ranks.
+
+    The ranks are forked before this process starts any thread. If a thread held a lock during
+    the fork, this lock would stay locked in the child forever.
     """
     import socket
     import uuid
@@ -468,7 +500,7 @@ def _torchrun(arguments: list[str]) -> int:
             own = {"RANK": rank, "LOCAL_RANK": rank, "ROLE_RANK": rank}
             os.environ.update({key: str(value) for key, value in (common | own).items()})
             _show_variables()
-            _leave(_run_script([args.training_script, *args.training_script_args]))
+            _exit_interpreter(_run_script([args.training_script, *args.training_script_args]))
         ranks.add(pid)
     store = TCPStore(
         "localhost",

@@ -1,9 +1,10 @@
-"""Runner: one command, as a reader would type it, with a time limit, leaving nothing behind.
+"""Run one command as a reader would run it, with a time limit, and leave no process behind.
 
-The command runs under bash in a folder of its own with the variables a reader would have. When
-the time limit is exceeded, every rank is asked for its Python stack (``faulthandler`` answers
-SIGABRT, which needs no privileges and no other tool) and then the whole tree is killed. After
-any run, whatever it left running is found, killed and reported.
+The command runs under bash in an empty folder, with the variables that a reader would have.
+When the time limit is exceeded, the runner collects the Python stack of every rank and then
+kills all processes of the run. To get a stack, it sends SIGABRT: ``faulthandler`` then prints
+the stack, and this needs no privileges and no other tool. After every run, processes that are
+still running are found, killed and reported.
 """
 
 from __future__ import annotations
@@ -33,16 +34,16 @@ from worldsize.model import atomic_write
 INHERITED_VARIABLES = re.compile(
     r"^(HOME|USER|LOGNAME|SHELL|LANG|LC_\w+|TERM|TZ|LD_LIBRARY_PATH|CUDA_HOME|CUDA_PATH|"
     r"NVIDIA_\w+|XDG_\w+|SSL_CERT_\w+|"
-    r"ATEN_CPU_CAPABILITY)$"  # torch then uses no newer instructions than this names
+    r"ATEN_CPU_CAPABILITY)$"  # limits the CPU instructions that torch uses
 )
-MAX_OUTPUT_BYTES = 1 << 20  # bytes kept of stdout and of stderr
-IDLE_TIMEOUT = 2.0  # seconds asleep after which a helper has outlived its command
-EXIT_TIMEOUT = 30.0  # seconds that a process may take to end on a busy machine
+MAX_OUTPUT_BYTES = 1 << 20  # bytes that are read of stdout and of stderr
+IDLE_TIMEOUT = 2.0  # seconds of sleep after which a process counts as left behind
+EXIT_TIMEOUT = 30.0  # seconds that a process may need to end on a busy machine
 
 
 @dataclass
 class Result:
-    """What came of a command."""
+    """The result of a command: its exit status, its output and its duration."""
 
     command: str
     status: int
@@ -55,11 +56,11 @@ class Result:
 
     @property
     def left_running(self) -> str:
-        """What to say of the processes that outlived the command."""
-        return "\n  ".join(["left processes running (killed now):", *self.leftovers])
+        """Return the message that lists the processes that outlived the command."""
+        return "\n  ".join(["left processes running (they are killed now):", *self.leftovers])
 
     def line_in(self, file: str) -> int | None:
-        """The line of ``file`` where the last traceback, or a rank that hangs, was."""
+        """Return the line of ``file`` in the last traceback, or where the first rank hangs."""
         text = "\n".join(stack for _, stack in self.stacks) or self.stderr
         lines = re.findall(rf'File "[^"]*{re.escape(file)}", line (\d+)', text)
         return int(lines[0] if self.stacks else lines[-1]) if lines else None
@@ -67,7 +68,7 @@ class Result:
 
 @contextlib.contextmanager
 def empty_folder() -> Iterator[Path]:
-    """A folder of its own for one run, gone afterwards whatever happened in it."""
+    """Yield an empty folder for one run, and remove it at the end, also after an error."""
     with host_checks.defer_signals():
         around = tempfile.TemporaryDirectory(prefix="ws-", ignore_cleanup_errors=True)
     try:
@@ -75,33 +76,33 @@ def empty_folder() -> Iterator[Path]:
             Path(around.name, name).mkdir()
         yield Path(around.name, "run")
     finally:
-        with host_checks.defer_signals():  # what is interrupted here would not be tried again
+        with host_checks.defer_signals():  # an interrupted cleanup would not be repeated
             around.cleanup()
 
 
 def environment(folder: Path, device: str) -> dict[str, str]:
-    """The variables of a run: what a reader's shell has, and this Python first on the path.
+    """Return the variables of a run: those of a reader's shell, with this Python first on PATH.
 
-    ``device`` "cpu" hides the machine's GPUs.
+    If ``device`` is "cpu", the variables hide the GPUs of the machine.
     """
     own = os.environ
     env = {key: value for key, value in own.items() if INHERITED_VARIABLES.match(key)} | {
         "LANG": own.get("LANG", "C.UTF-8"),
         "PATH": os.pathsep.join([_python_folder(), own.get("PATH", os.defpath)]),
         "TMPDIR": str(folder.parent / "tmp"),
-        # torch waits for ever for the lock that a killed build left in the folder all share
+        # torch waits forever for the lock that a killed build left in the shared folder
         "TORCH_EXTENSIONS_DIR": str(folder.parent / "tmp"),
         "PYTHONFAULTHANDLER": "1",
         "PYTHONUNBUFFERED": "1",
         "PYTHONDONTWRITEBYTECODE": "1",
-        # torch.compile would compile its headers first, to use them once: the folder is
-        # removed (warm, all share one: `Launcher.start_words`); nor does it compile a test of
-        # the processor's vectors
+        # By default, torch.compile first compiles its headers. That does not pay off here,
+        # because the folder is removed after one run (forked commands share one folder, see
+        # `Launcher.start_words`). The test of vector instructions is not needed either.
         "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0",
         "TORCHINDUCTOR_COMPILE_THREADS": "1",
         "TORCHINDUCTOR_VEC_ISA_OK": "1",
     }
-    # with PYTHON=python3 the packages may lie in a folder named by PYTHONPATH; ours do not
+    # With PYTHON=python3, PYTHONPATH may name a folder of packages. Keep all but the engine's.
     entries = filter(None, own.get("PYTHONPATH", "").split(os.pathsep))
     if outside := [
         each for each in entries if not Path(each, "worldsize/execution/runner.py").exists()
@@ -112,10 +113,11 @@ def environment(folder: Path, device: str) -> dict[str, str]:
     elif "CUDA_VISIBLE_DEVICES" in own:
         env["CUDA_VISIBLE_DEVICES"] = own["CUDA_VISIBLE_DEVICES"]
     if not host_checks.hostname_resolves():
-        env["PET_LOCAL_ADDR"] = "localhost"  # torchrun would name a host that nobody finds
+        # torchrun would use a host name that does not resolve
+        env["PET_LOCAL_ADDR"] = "localhost"
     version = tuple(map(int, re.findall(r"\d+", torch_version())[:2]))
     if version and version < (2, 13):
-        # until 2.13, every torchrun of one node took port 29500: two runs at once collided
+        # before 2.13, every torchrun on one node used port 29500, so two runs at once collided
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             env["PET_MASTER_PORT"] = str(probe.getsockname()[1])
@@ -123,7 +125,7 @@ def environment(folder: Path, device: str) -> dict[str, str]:
 
 
 def _python_folder() -> str:
-    """Where `python`, `python3` and `torchrun` are those of the interpreter that runs us."""
+    """Return a folder whose `python`, `python3` and `torchrun` belong to this interpreter."""
     beside = Path(sys.executable).parent
     if (beside / "python").exists() and (beside / "torchrun").exists():
         return str(beside)
@@ -143,18 +145,18 @@ def _python_folder() -> str:
 
 @dataclass(frozen=True)
 class Process:
-    """A live process, as far as a run cares."""
+    """A running process, with the properties that a run needs."""
 
     pid: int
-    parent: int = field(compare=False)  # it changes when the parent dies
+    parent: int = field(compare=False)  # changes when the parent ends
     session: int
     command: str
-    state: str = field(default="S", compare=False)  # as /proc and ps have it
-    ticks: int = field(default=0, compare=False)  # of processor time
-    waited: int = field(default=0, compare=False)  # ticks of its children that have ended
+    state: str = field(default="S", compare=False)  # the letter that /proc and ps print
+    ticks: int = field(default=0, compare=False)  # processor time of this process
+    waited: int = field(default=0, compare=False)  # processor time of its ended children
 
     def variables(self) -> dict[str, str]:
-        """The environment it started with; empty where that cannot be read."""
+        """Return the variables that it was started with; none if they cannot be read."""
         try:
             text = Path(f"/proc/{self.pid}/environ").read_bytes().decode(errors="replace")
         except OSError:
@@ -162,15 +164,15 @@ class Process:
         return dict(entry.split("=", 1) for entry in text.split("\0") if "=" in entry)
 
     def send(self, number: signal.Signals) -> None:
-        """Send it a signal, if it is still there."""
+        """Send a signal to the process, if it still exists."""
         with contextlib.suppress(OSError):
             os.kill(self.pid, number)
 
 
 def _processes(dead: str = "ZX") -> set[Process]:
-    """Every live process of this machine that can be seen (Linux: /proc; elsewhere: ps).
+    """Return all visible processes of this machine, from /proc on Linux and from ps elsewhere.
 
-    ``dead``: the states of those that are left out; none with ``""``.
+    ``dead`` contains the states that are left out; the empty string leaves out none.
     """
     if Path("/proc/self/stat").exists():
         found = map(_from_proc, filter(str.isdigit, os.listdir("/proc")))
@@ -190,7 +192,7 @@ def _processes(dead: str = "ZX") -> set[Process]:
 
 
 def _from_proc(pid: str) -> Process | None:
-    """A process by its entry in /proc; None where it is gone."""
+    """Return the process with this entry in /proc; None if it has ended."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
@@ -204,8 +206,9 @@ def _from_proc(pid: str) -> Process | None:
 
 
 def processor_seconds() -> float:
-    """Of this process and of all that it has started, whether they still run or have ended."""
-    # one that has ended counts, too, until somebody waits: else it would count again then
+    """Return the processor time in seconds of this process and of all that it has started."""
+    # An ended process is counted until its parent waits for it. From then on, its time is part
+    # of the parent's time.
     everyone, inside, size = _processes(dead=""), {os.getpid()}, 0
     while len(inside) > size:
         size = len(inside)
@@ -216,7 +219,7 @@ def processor_seconds() -> float:
 
 
 def end_workers() -> None:
-    """Ask the processes that this one has started in its own session to end."""
+    """Send SIGTERM to the child processes that are in the same session as this process."""
     for process in _processes():
         if process.parent == os.getpid() and process.session == os.getsid(0):
             process.send(signal.SIGTERM)
@@ -224,10 +227,10 @@ def end_workers() -> None:
 
 @dataclass
 class _Tree:
-    """The processes of a run: children of ``root``, its session, and whoever carries its tag.
+    """The processes of a run: the descendants of ``root``, its session, and all with its tag.
 
-    The tag is a variable that every descendant inherits: it finds those that have left the
-    session and whose parent has died.
+    The tag is a variable that every descendant inherits. It identifies processes that have left
+    the session and whose parent has ended.
     """
 
     root: int
@@ -242,7 +245,7 @@ class _Tree:
         return [p for p in alive if p.pid in inside or p.variables().get(TAG) == self.tag]
 
     def leftovers(self) -> list[Process]:
-        """What still runs after the command has ended, and is not about to end itself."""
+        """Return the processes that still run after the command ended and do not end soon."""
         start = since = time.monotonic()
         before: list[tuple[int, int]] = []
         while members := self.members():
@@ -255,13 +258,14 @@ class _Tree:
         return []
 
     def kill(self, known: list[Process]) -> None:
-        """Kill every process, with the signal that nobody can ignore, until all are gone.
+        """Send SIGKILL to all processes, and repeat until none is left.
 
-        ``known`` are members seen before. One look that finds none is not believed: the
-        variables of a process that has left the session cannot be read at every moment.
+        ``known`` lists members that were seen before. Only two searches in a row that find no
+        process are accepted as proof, because the variables of a process that has left the
+        session cannot be read at every moment.
         """
         deadline = time.monotonic() + 30
-        seen, looks = set(known), 0  # looks that found none, in a row
+        seen, looks = set(known), 0  # looks counts the searches in a row that found no process
         while looks < 2 and time.monotonic() < deadline:
             everyone = _processes()
             seen.update(self.members(everyone))
@@ -272,14 +276,14 @@ class _Tree:
             time.sleep(0.01)
 
     def stacks(self, stderr: Path) -> list[tuple[str, str]]:
-        """The Python stack of every rank (of every Python process, where none is a rank).
+        """Return the Python stack of every rank; without ranks, of every Python process.
 
-        The launcher is stopped first, so that it does not tear down the ranks still to be
-        asked.
+        The launcher is stopped first, because it would otherwise end the remaining ranks.
         """
         members = [p for p in self.members() if "python" in p.command.split(" ")[0]]
         ranks = {p: int(rank) for p in members if (rank := p.variables().get("RANK"))}
-        # the launcher of a warm run, and a program without ranks, are known by having no child
+        # a process without children is the program itself, if there are no ranks or they are
+        # forks
         parents = {p.parent for p in members}
         asked = list(ranks) or [p for p in members if p.pid not in parents]
         for process in set(members) - set(asked):
@@ -297,18 +301,18 @@ class _Tree:
 
 
 def _readable_stack(dump: str) -> str:
-    """The part of a faulthandler dump a reader needs: the main thread, innermost call first."""
+    """Return the main thread of a faulthandler dump, with the innermost call first."""
     threads = re.split(r"\n(?=(?:Current thread|Thread) 0x)", dump)
     threads = [thread for thread in threads if "most recent call first" in thread]
     if not threads:
-        return "(no Python stack: the process does not answer, or is not Python)"
+        return "(no Python stack: the process does not react to SIGABRT or is not Python)"
     program = [t for t in threads if "in <module>" in t] or threads
     lines = [line for line in program[-1].splitlines() if line.startswith("  ")]
     return "\n".join(lines[:30])
 
 
 def _until(done: Callable[[], bool], seconds: float) -> bool:
-    """Wait until something is so, ``seconds`` at most; return whether it is."""
+    """Wait until ``done`` returns True, but at most ``seconds``; return its last result."""
     deadline, pause = time.monotonic() + seconds, 0.005
     while not (so := done()) and time.monotonic() < deadline:
         time.sleep(pause)
@@ -327,9 +331,10 @@ def run(
     device: str = "cpu",
     warm: Launcher | None = None,
 ) -> Result:
-    """Run ``command`` in a folder made by `empty_folder`; wait ``limit`` seconds at most.
+    """Run ``command`` in a folder of `empty_folder`, for at most ``limit`` seconds.
 
-    ``warm`` starts it where it is given (and must take it); otherwise it runs as typed.
+    ``warm`` is the launcher that starts it; it must accept the command. Without a launcher, the
+    command runs under bash, exactly as it is written.
     """
     tag = uuid.uuid4().hex
     env = environment(folder, device) | {TAG: tag}
@@ -339,7 +344,9 @@ def run(
     tree, stacks, leftovers = None, [], []
     try:
         with host_checks.defer_signals():
-            root, poll = (warm.start if warm else _as_typed)(command, folder, env, out, err)
+            root, poll = (warm.start if warm else _start_in_bash)(
+                command, folder, env, out, err
+            )
             tree, start = _Tree(root, tag), time.monotonic()
         ended = _until(lambda: poll() is not None, limit)
         seconds = time.monotonic() - start
@@ -351,24 +358,27 @@ def run(
         if tree is not None:
             tree.kill(leftovers)
     status = poll() if ended else -signal.SIGKILL
-    _until(lambda: poll() is not None, EXIT_TIMEOUT)  # what was killed is to be waited for
+    _until(lambda: poll() is not None, EXIT_TIMEOUT)  # collect the status of the killed process
     told = [f"{p.command[:200]} (process {p.pid})" for p in leftovers]
     return Result(command, status, _read(out), _read(err), seconds, not ended, stacks, told)
 
 
 def as_in_a_terminal() -> None:
-    """Let Ctrl-C and a hang-up end the process that is about to start, as they do there.
+    """Let SIGINT and SIGHUP end the process that is about to start, as they do in a terminal.
 
-    What a shell starts before `&` ignores the first, and what `nohup` starts the second.
+    A shell lets background jobs ignore SIGINT, and `nohup` lets its command ignore SIGHUP.
     """
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
 
 
-def _as_typed(
+def _start_in_bash(
     command: str, folder: Path, env: dict[str, str], out: Path, err: Path
 ) -> tuple[int, Callable[[], int | None]]:
-    """Start a command under bash; return its process number and what asks for its status."""
+    """Start a command under bash;
+
+    return its process ID and a function that polls its status.
+    """
     with out.open("wb") as out_file, err.open("wb") as err_file:
         process = subprocess.Popen(
             ["bash", "-c", command],
@@ -387,10 +397,10 @@ def _read(path: Path) -> str:
     size = path.stat().st_size
     with path.open("rb") as file:
         text = file.read(MAX_OUTPUT_BYTES).decode("utf-8", errors="replace")
-    return text if size <= MAX_OUTPUT_BYTES else f"{text}\n… cut: {size} bytes in all"
+    return text if size <= MAX_OUTPUT_BYTES else f"{text}\n… cut: the output has {size} bytes"
 
 
-# --- saying what happened --------------------------------------------------------------------
+# --- describing a failure --------------------------------------------------------------------
 
 
 _FAILED_RANK = re.compile(
@@ -400,27 +410,27 @@ _FAILED_RANK = re.compile(
 
 
 def explain(result: Result, renamed: dict[str, str] | None = None) -> str:
-    """Why a command failed: which rank, where, and the last lines it said.
+    """Return why a command failed: the rank, its status and its last lines of output.
 
-    ``renamed`` maps a path as the run saw it to the path in the book.
+    ``renamed`` maps paths of the run's folder to paths in the book.
     """
-    parts, said = [], _spoken(result.stderr)
+    parts, printed = [], _program_lines(result.stderr)
     if result.timed_out:
-        parts.append(f"it was still running after {result.seconds:.0f} s; killed")
+        parts.append(f"it was still running after {result.seconds:.0f} s and was killed")
         for name, stack in result.stacks:
             parts.append(f"{name} was here (innermost call first):\n{stack}")
-        said = []
+        printed = []
     elif failed := _FAILED_RANK.search(result.stderr):
         rank, status = f"rank{failed[1]}", int(failed[2])
         killed = status < 0 and f"was killed by {signal.Signals(-status).name}"
-        parts.append(f"rank {failed[1]} {killed or f'left with status {status}'}")
+        parts.append(f"rank {failed[1]} {killed or f'exited with status {status}'}")
         lines = result.stderr.splitlines()
-        said = [li for li in lines if re.match(rf"\[{rank}\]:.*\S", li)] or said
+        printed = [li for li in lines if re.match(rf"\[{rank}\]:.*\S", li)] or printed
     else:
-        said = said or result.stdout.splitlines()
-    if said:
-        parts.append("\n  ".join(["its last lines:", *said[-12:]]))
-    text = "\n".join(parts) or "it said nothing"
+        printed = printed or result.stdout.splitlines()
+    if printed:
+        parts.append("\n  ".join(["its last lines:", *printed[-12:]]))
+    text = "\n".join(parts) or "it printed nothing"
     text = re.sub(r'File "[^"]*/site-packages/', 'File "', text)
     for seen, real in (renamed or {}).items():
         text = text.replace(seen, real)
@@ -432,8 +442,8 @@ _NOISE = re.compile(
 )
 
 
-def _spoken(stderr: str) -> list[str]:
-    """stderr without what torchrun itself says around it."""
+def _program_lines(stderr: str) -> list[str]:
+    """Return the lines of stderr without the messages that torchrun adds."""
     lines = stderr.splitlines()
     cut = next((n for n, line in enumerate(lines) if "ChildFailedError" in line), None)
     if cut is not None:
@@ -447,7 +457,7 @@ def _spoken(stderr: str) -> list[str]:
 
 @lru_cache(maxsize=1)
 def torch_version() -> str:
-    """The version of torch without its build suffix, read without importing it."""
+    """Return the version of torch without its build suffix, without importing torch."""
     try:
         return metadata.version("torch").split("+")[0]
     except metadata.PackageNotFoundError:
@@ -455,7 +465,7 @@ def torch_version() -> str:
 
 
 def describe_device(device: str) -> str:
-    """The machine a run was on, as a page names it: `2 CPU cores (…)` or `1 × NVIDIA H200`."""
+    """Return a description of the hardware: `2 CPU cores (…)` or `1 × NVIDIA H200`."""
     if device != "cpu":
         names = gpu_names()
         return ", ".join(f"{names.count(kind)} × {kind}" for kind in sorted(set(names)))
@@ -475,7 +485,7 @@ def _cpu_name() -> str:
 
 @lru_cache(maxsize=1)
 def gpu_names() -> list[str]:
-    """The names of the CUDA devices that torch sees, asked in a process of its own."""
+    """Return the names of the CUDA devices that torch sees, read by a separate process."""
     if not (shutil.which("nvidia-smi") or Path("/dev/nvidia0").exists()):
         return []
     code = "import torch.cuda as c; print(*map(c.get_device_name, range(c.device_count())), "
