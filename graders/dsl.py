@@ -34,7 +34,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from graders.hints import common_hints, hints_of
-from graders.runner import Group, IntegrationStep, Judge, Lesson, Step, Wrong, load
+from graders.protocol import Group, Judge, Wrong
+from graders.rank import Lesson, load
+from graders.step import IntegrationStep, Step
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -45,19 +47,24 @@ ROOT = Path(__file__).resolve().parents[1]
 class Lab:
     """The steps and the hints of one lab, or of one part of the assessment.
 
-    `isolate_steps`: a step works with the finished program's definitions of all that it does
-    not
-    grade, so that one mistake fails one step. `early`: the finished program is imported before
-    ranks are forked, once for all of them. `ranks_named`: a finding begins with its rank.
+    `isolate_steps`: a step replaces everything that it does not grade by the definitions of the
+    finished program, so that one mistake fails only one step. `preload_reference`: the finished
+    program is imported once, before the ranks are forked. `ranks_named`: the sentence about a
+    mistake begins with the number of the rank.
     """
 
     def __init__(
-        self, *, isolate_steps: bool = True, early: bool = True, ranks_named: bool = False
+        self,
+        *,
+        isolate_steps: bool = True,
+        preload_reference: bool = True,
+        ranks_named: bool = False,
     ):
         self.path = Path(sys._getframe(1).f_globals["__file__"])
         self.hints = hints_of(self.path)
         self.steps: list[Step] = []
-        self.isolate_steps, self.early, self.ranks_named = isolate_steps, early, ranks_named
+        self.isolate_steps, self.ranks_named = isolate_steps, ranks_named
+        self.preload_reference = preload_reference
 
     @functools.cached_property
     def finished(self) -> ModuleType:

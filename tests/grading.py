@@ -30,9 +30,9 @@ def grader(name: str) -> ModuleType:
     return importlib.import_module(f"graders.{kind}.{name}")
 
 
-def runner() -> ModuleType:
-    """What runs steps; importing it takes torch."""
-    return importlib.import_module("graders.runner")
+def supervisor() -> ModuleType:
+    """The module that runs steps; importing it imports torch."""
+    return importlib.import_module("graders.supervisor")
 
 
 def run(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess:

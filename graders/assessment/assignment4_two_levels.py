@@ -23,7 +23,7 @@ from graders.dsl import (
     require_equal,
     show,
 )
-from graders.runner import Group
+from graders.protocol import Group
 
 LAB = Lab()
 step = functools.partial(LAB.step, world_sizes=(4,))

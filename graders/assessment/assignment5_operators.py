@@ -8,7 +8,7 @@ import torch._dynamo  # torch.library imports it: once here, not in every proces
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from graders.dsl import Lab, Passes, Watch, import_late_parts, require_equal
-from graders.runner import Wrong
+from graders.protocol import Wrong
 
 import_late_parts()
 LAB = Lab()

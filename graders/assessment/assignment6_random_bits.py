@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from graders.dsl import Lab, Passes, Watch, at_most, import_late_parts, require_equal
-from graders.runner import Wrong
+from graders.protocol import Wrong
 
 import_late_parts()
 LAB = Lab()

@@ -39,7 +39,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from graders.dsl import Lab, allclose, before, isclose, keep_only, require, show
-from graders.runner import LINUX, Workspace, Wrong
+from graders.protocol import Wrong
+from graders.supervisor import Workspace
+from worldsize.execution.processes import LINUX
 
 LAB = Lab(isolate_steps=False)
 FLAT = {

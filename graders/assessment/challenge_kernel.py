@@ -83,7 +83,8 @@ def code(submission, reference, lesson):
 CLOCK = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from graders.runner import lab_of, load
+from graders.rank import load
+from graders.step import lab_of
 finished = lab_of("challenge_kernel").finished
 print(finished.share_of_copy(load(sys.argv[2]).fast))
 """

@@ -147,7 +147,8 @@ def graph(submission, reference, lesson):
 CLOCK = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
-from graders.runner import lab_of, load
+from graders.rank import load
+from graders.step import lab_of
 finished = lab_of("challenge_launches").finished
 true, slow = finished.ten(finished.SlowLamb)
 found, fast = finished.ten(load(sys.argv[2]).FastLamb, captured=True)

@@ -28,9 +28,11 @@ from torch import nn
 from torch.optim import optimizer as optimizers
 from torch.utils.data import DataLoader, dataloader
 
-from graders import runner
+from graders import supervisor
 from graders.dsl import ROOT, Lab, before, require, show
-from graders.runner import Judge, Lesson, Workspace, Wrong, load
+from graders.protocol import Judge, Wrong
+from graders.rank import Lesson, load
+from graders.supervisor import Workspace
 
 LAB = Lab(isolate_steps=False)
 EPOCHS, TRAIN, UNSEEN = 2, 128, 64  # of the run on the CPU; on the toy it is one epoch
@@ -424,10 +426,10 @@ def facts(bench: Workspace, what: str) -> dict[str, Any]:
     """What one run of the learner's program came to; each runs once for all steps."""
     known = SEEN.setdefault(bench.runner, {})
     if (bench.path, what) not in known:
-        longer = max(bench.runner.limit, LONG)
-        with (
-            mock.patch.object(bench.runner, "limit", longer),
-            mock.patch.object(runner, "OWN", 1.0),  # the slow program runs in the rank itself
+        longer = max(bench.limit, LONG)
+        with (  # the slow program runs in the rank itself
+            mock.patch.object(bench.supervisor, "limit", longer),
+            mock.patch.object(supervisor, "OWN_FRACTION", 1.0),
         ):
             known[bench.path, what] = bench.group(1, what=what).ranks[0].facts
     return known[bench.path, what]

@@ -34,7 +34,7 @@ from graders.dsl import (
     require,
     second_machine,
 )
-from graders.runner import Judge
+from graders.protocol import Judge
 
 LAB = Lab()
 

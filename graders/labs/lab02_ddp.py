@@ -38,7 +38,8 @@ from graders.dsl import (
     second_machine,
     verdict,
 )
-from graders.runner import Call, Pending
+from graders.protocol import Call
+from graders.rank import Pending
 
 LAB = Lab()
 STEPS_TRAINED, SHARD, MICRO_BATCHES = 3, 10, 5

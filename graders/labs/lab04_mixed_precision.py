@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from graders.dsl import Lab, Watch, Wrong, allclose, isclose, named, require
-from graders.runner import Lesson
+from graders.rank import Lesson
 
 LAB = Lab(ranks_named=True)
 

@@ -21,7 +21,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._pytree import tree_leaves
 
 from graders.dsl import Lab, Wrong, isclose, named, require, show
-from graders.runner import Group, Judge
+from graders.protocol import Group, Judge
 
 LAB = Lab()
 

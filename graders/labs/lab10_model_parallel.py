@@ -36,7 +36,8 @@ from graders.dsl import (
     show,
     verdict,
 )
-from graders.runner import Group, Judge, Lesson
+from graders.protocol import Group, Judge
+from graders.rank import Lesson
 
 LAB = Lab()
 DTYPE, TIGHT = torch.float64, (1e-9, 1e-11)

@@ -30,8 +30,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 GRADING = (
-    "graders/__init__.py", "graders/sandbox.py", "graders/runner.py", "graders/scores.py",
-    "graders/dsl.py", "graders/hints.py", "graders/common.hints.toml",
+    "graders/__init__.py", "graders/common.hints.toml", "graders/dsl.py", "graders/hints.py",
+    "graders/protocol.py", "graders/rank.py", "graders/sandbox.py", "graders/scores.py",
+    "graders/step.py", "graders/supervisor.py", "graders/verdict.py",
+    "src/worldsize/__init__.py", "src/worldsize/execution",
     "labs/check.py", "labs/cuda_on_cpu.py", "labs/start.py", "tests/grading.py",
     "tests/wrong_answers/__init__.py",
 )  # fmt: skip

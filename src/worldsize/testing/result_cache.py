@@ -16,17 +16,12 @@ from pathlib import Path
 from worldsize.model import ROOT, atomic_write
 from worldsize.model.fingerprint import digest
 
-MACHINE = (
-    "graders/__init__.py",
-    "graders/host_checks.py",
-)  # what the engine takes of the checker
 ENGINE = tuple(
     ROOT / name
     for name in (
         "src/worldsize/model",
         "src/worldsize/execution",
         "src/worldsize/testing",
-        *MACHINE,
     )
 )
 EVERYTHING = "everything"  # the name under which a whole run is known
