@@ -38,7 +38,7 @@ GRADERS = sorted(ROOT.glob("graders/labs/lab*.py")) + sorted(
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options of the command."""
+    """Return the parser for the options of the command."""
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument(
         "files", nargs="+", type=Path, help="your copies of labs or of parts of the assessment"
@@ -74,7 +74,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def lab_name(path: Path) -> str:
-    """The name of the lab, or of the part of the assessment, to which a file belongs.
+    """Return the name of the lab, or of the part of the assessment, to which a file belongs.
 
     The name of the file begins with the name of the lab, or with its number: lab02_ddp.py,
     "lab02_ddp copy.py", lab02.py, assignment4_mine.py.
@@ -98,7 +98,7 @@ def lab_name(path: Path) -> str:
 
 
 def defined_in(code: list[ast.stmt]) -> set[str]:
-    """The functions and classes of a program, without those that most programs have."""
+    """Return the functions and classes of a program, without those that most programs have."""
     kinds = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
     found = {each.name for each in code if isinstance(each, kinds)}
     return found - {"main", "start", "check", "stop_at_blank"}
@@ -106,7 +106,7 @@ def defined_in(code: list[ast.stmt]) -> set[str]:
 
 @functools.cache
 def defined_in_file(finished: Path) -> set[str]:
-    """The functions and classes of a finished lab, if the file exists."""
+    """Return the functions and classes of a finished lab, if the file exists."""
     return defined_in(ast.parse(finished.read_bytes()).body) if finished.is_file() else set()
 
 
@@ -174,7 +174,7 @@ def show(label: str, text: str) -> None:
 
 
 def ranks(world_sizes: list[int]) -> str:
-    """Name world sizes: "1, 2 and 3 ranks"."""
+    """Return world sizes in words: "1, 2 and 3 ranks"."""
     *most, last = map(str, sorted(world_sizes))
     return (
         f"{', '.join(most)} and {last} ranks" if most else f"{last} rank" + "s" * (last != "1")
@@ -193,13 +193,13 @@ class Grading:
         self.sizes = sorted({world for step in lab.steps for world in step.world_sizes})
         self.scores: dict[int, dict[str, float]] = {}  # of the steps that passed
         self.counted_at: dict[int, int] = {}  # the number of ranks of these scores
-        self.right = False  # all that was asked for passed
+        self.right = False  # all requested steps passed
         self.schedule: list[list[str]] = []  # of the largest group that has one
 
     def grade(self, step: Step) -> bool:
         """Run one step at all its world sizes, up to the first failure; True if it passed.
 
-        A trial runs what it needs by itself. Of a program of one process, ranks are not said.
+        A trial starts its own groups. For a lab with only one process, no ranks are printed.
         """
         if isinstance(step, IntegrationStep):
             with self.supervisor.workspace(step, self.path) as workspace:
@@ -270,8 +270,10 @@ def grade_file(
         sys.exit(
             f"There is no step {chosen} in {name}. Choose a step from 1 to {len(lab.steps)}."
         )
-    asked = [step for step in lab.steps if chosen in (None, step.number)]
-    wanted = {step.number for step in asked} | {n for step in asked for n in step.needs}
+    chosen_steps = [step for step in lab.steps if chosen in (None, step.number)]
+    wanted = {step.number for step in chosen_steps} | {
+        n for step in chosen_steps for n in step.needs
+    }
 
     passed: set[int] = set()
     gpus = GPUS if options.gpu else {}
@@ -299,7 +301,7 @@ def grade_file(
 
 
 def report(graded: list[Grading]) -> str:
-    """The scores as TOML. A finished lab is named; the code of other programs is included."""
+    """Return the scores as TOML, with the code of each program that is not a finished lab."""
     labs, text = {}, ""
     for each in graded:
         name = each.lab.path.relative_to(ROOT / "graders").as_posix()
@@ -319,7 +321,7 @@ def report(graded: list[Grading]) -> str:
 
 
 def write(path: Path, text: str) -> None:
-    """Write a new file, and say so."""
+    """Write a new file, and print its name."""
     with path.open("x", encoding="utf-8") as file:
         file.write(text)
     print(f"wrote {path}", flush=True)

@@ -10,6 +10,7 @@ import importlib
 import mmap
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -109,6 +110,14 @@ def test_lab09_takes_groups_however_they_are_made(tmp_path: Path) -> None:
         path.write_text(edited(reference.read_text(), (Body("make_groups"), answer)))
     done = run("python", LABS / "check.py", "--step", "3", *answers, cwd=tmp_path)
     assert done.stdout.count("step 3  passed") == len(answers), done.stdout + done.stderr
+
+
+def copy_grading(folder: Path) -> None:
+    """Copy the labs and everything that check.py needs into a folder."""
+    ignored = shutil.ignore_patterns("__pycache__", "*.txt", "*.svg")
+    for name in ("labs", "graders", "src/worldsize/execution"):
+        shutil.copytree(ROOT / name, folder / name, ignore=ignored)
+    shutil.copy(ROOT / "src/worldsize/__init__.py", folder / "src/worldsize")
 
 
 # --- the reference and the starter --------------------------------------------------------
@@ -477,10 +486,7 @@ check.main()
 def greedy(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Grade step 4 of files that take too much, or too much upon themselves, beside a copy."""
     folder = tmp_path_factory.mktemp("greedy")
-    for path in [*LABS.glob("*.py"), *(ROOT / "graders").rglob("*.py")]:
-        copy = folder / path.relative_to(ROOT)
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        copy.write_bytes(path.read_bytes())
+    copy_grading(folder)
     names = [f"lab02_ddp-{number}.py" for number in range(len(GREEDY))]
     for name, (instead, _) in zip(names, GREEDY.values(), strict=True):
         edit = (Body("average_gradients"), instead)
@@ -867,19 +873,17 @@ def test_start_takes_the_beginning_of_a_name(asked: str, answer: str, tmp_path: 
 
 
 def test_folders_work_when_they_are_copied(tmp_path: Path) -> None:
-    for path in [*LABS.glob("*.py"), *(ROOT / "graders").rglob("*.py")]:
-        target = tmp_path / path.relative_to(ROOT)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(path.read_bytes())
+    copy_grading(tmp_path)
     done = run("python", "labs/start.py", "2", cwd=tmp_path)
     assert "grade it: python labs/check.py my_labs/lab02_ddp.py" in done.stdout
     done = run("python", "labs/check.py", "my_labs/lab02_ddp.py", "--step", "1", cwd=tmp_path)
     assert "step 1  blank" in done.stdout
-    (tmp_path / "graders").rename(tmp_path / "elsewhere")
-    done = run("python", "labs/check.py", "x.py", cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("check.py needs the folder ")
-    assert "graders, which does not exist. Use a complete copy" in done.stderr
+    for number, folder in enumerate(["src/worldsize/execution", "graders"]):
+        (tmp_path / folder).rename(tmp_path / f"elsewhere{number}")
+        done = run("python", "labs/check.py", "x.py", cwd=tmp_path)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert done.stderr.startswith("check.py needs the folder ")
+        assert f"{folder}, which does not exist. Use a complete copy" in done.stderr
 
 
 UNDER_A_HOOK = """

@@ -549,10 +549,11 @@ def inputs_of(item: pytest.Item) -> tuple[str, ...]:
     return (
         *own,
         module,
-        *result_cache.MACHINE,
         "pyproject.toml",
+        "src/worldsize/execution/host_checks.py",
         "src/worldsize/execution/prefork_imports.py",
         "src/worldsize/execution/prefork.py",
+        "src/worldsize/execution/processes.py",
         "tests/conftest.py",
         "tests/processes.py",
     )
