@@ -550,6 +550,8 @@ def inputs_of(item: pytest.Item) -> tuple[str, ...]:
         *own,
         module,
         "pyproject.toml",
+        "src/worldsize/__init__.py",
+        "src/worldsize/execution/__init__.py",
         "src/worldsize/execution/host_checks.py",
         "src/worldsize/execution/prefork_imports.py",
         "src/worldsize/execution/prefork.py",
