@@ -859,7 +859,7 @@ def stuck_in_pipeline(group: Group, leads: Sequence[int] = (8, 2)) -> None:
 
 
 PIPELINE = {
-    "worlds": (2, 4, 1),
+    "world_sizes": (2, 4, 1),
     "symmetric": False,
     "order_hint": "pipeline_stuck",
     "stuck": stuck_in_pipeline,
