@@ -1,17 +1,20 @@
-"""Tools of the graders: how a step is written, and what judges compare with.
+"""The language of the graders: functions to define the steps of a lab, and to judge them.
 
-A grader names its hints, makes a `Lab` of them, and writes each step as a generator::
+A grader makes a `Lab`, which reads the hints of the grader, and defines each step as a
+generator::
 
-    LAB = Lab(HINTS)
+    LAB = Lab()
 
     @LAB.step(4, "average the gradients", "every gradient is the mean", "average_gradients")
-    def average(theirs, ours, lesson):
-        theirs.average_gradients(module)
-        ask(same(module.weight.grad, mean), "the gradients are not the mean", "not_divided")
-        yield "the gradients are those of one process"
+    def average(submission, reference, lesson):
+        submission.average_gradients(module)
+        right = allclose(module.weight.grad, mean)
+        require(right, "the gradients are not the mean", "not_divided")
+        yield "the gradients equal those of one process"
 
-It runs on every rank. What only all ranks together show is a second generator, which runs in
-the checker: ``@average.judge`` above ``def _(group)``.
+The generator runs on every rank. `submission` is the learner's module and `reference` is the
+finished one. Some mistakes become visible only in a comparison of all ranks. A second generator
+finds them. It runs in the checker, and is defined by ``@average.judge`` above ``def _(group)``.
 """
 
 import contextlib
@@ -32,7 +35,10 @@ from torch.distributed import distributed_c10d
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from graders.runner import Group, IntegrationStep, Judge, Lesson, Step, Wrong, load
+from graders.hints import common_hints, hints_of
+from graders.protocol import Group, Judge, Wrong
+from graders.rank import Lesson, load
+from graders.step import IntegrationStep, Step
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -43,35 +49,46 @@ ROOT = Path(__file__).resolve().parents[1]
 class Lab:
     """The steps and the hints of one lab, or of one part of the assessment.
 
-    `isolate_steps`: a step works with the finished program's definitions of all that it does
-    not
-    grade, so that one mistake fails one step. `early`: the finished program is imported before
-    ranks are forked, once for all of them. `ranks_named`: a finding begins with its rank.
-    `more`: how to fix what a hint is for, by the hint's name, for those who ask.
+    `isolate_steps`: a step replaces everything that it does not grade by the definitions of the
+    finished program, so that one mistake fails only one step. `preload_reference`: the finished
+    program is imported once, before the ranks are forked. `ranks_named`: the sentence about a
+    mistake begins with the number of the rank.
     """
 
     def __init__(
-        self, hints: dict[str, str], *, more: dict[str, str] | None = None,
-        isolate_steps: bool = True, early: bool = True, ranks_named: bool = False,
-    ):  # fmt: skip
+        self,
+        *,
+        isolate_steps: bool = True,
+        preload_reference: bool = True,
+        ranks_named: bool = False,
+    ):
         self.path = Path(sys._getframe(1).f_globals["__file__"])
-        self.hints, self.more, self.steps = hints, more or {}, []
-        self.isolate_steps, self.early, self.ranks_named = isolate_steps, early, ranks_named
+        self.hints = hints_of(self.path)
+        self.steps: list[Step] = []
+        self.isolate_steps, self.ranks_named = isolate_steps, ranks_named
+        self.preload_reference = preload_reference
 
     @functools.cached_property
     def finished(self) -> ModuleType:
-        """The program with its solutions."""
+        """The finished program, which contains the solutions."""
         path = ROOT / self.path.parent.name / self.path.name
         return load(path, f"finished_{path.stem}")
+
+    def hint(self, name: str) -> str:
+        """Return the text of a hint of this grader, or of all graders."""
+        texts = common_hints() | self.hints.texts
+        return texts.get(name, f"there is no hint with the name {name}")
 
     def step(
         self, number: int, title: str, proves: str, uses: str = "", *, own: str | None = None,
         kind: type[Step] = Step, **settings: Any,
     ) -> Callable[[Callable], "StepBuilder"]:  # fmt: skip
-        """Make a step of a generator `(theirs, ours, lesson)`; of a trial's: `(bench)`.
+        """Return a decorator that makes a step from a generator.
 
-        `uses`: what the learner must define. `own`: what stays the learner's, if that is not
-        the same. `settings`: those of `graders.runner.Step`.
+        The generator has the arguments `(submission, reference, lesson)`; a trial has the
+        argument `(workspace)`. `uses`: the names that the learner must define. `own`: the
+        definitions of the learner that the step uses, if they are not the same. `settings`: the
+        fields of `graders.step.Step`.
         """
 
         def decorate(judge: Callable) -> StepBuilder:
@@ -82,11 +99,11 @@ class Lab:
         return decorate
 
     def alone(self, *facts: Any, **settings: Any) -> Callable[[Callable], "StepBuilder"]:
-        """A step in one process without a process group."""
+        """Return a decorator for a step in one process without a process group."""
         return self.step(*facts, world_sizes=(1,), joins=False, **settings)
 
     def trial(self, *facts: Any, **settings: Any) -> Callable[[Callable], "StepBuilder"]:
-        """A trial: its generator takes the bench. `@name.probe` is what its ranks run."""
+        """Return a decorator for a trial. Its ranks run the generator under `@name.probe`."""
         return self.step(*facts, kind=IntegrationStep, **settings)
 
     def __getitem__(self, number: int) -> Step:
@@ -94,7 +111,7 @@ class Lab:
 
 
 class StepBuilder:
-    """A step that has been written; its other functions are added by decorators."""
+    """A step, with decorators that add its other functions."""
 
     def __init__(self, lab: Lab, step: Step, judge: Callable, own: list[str]):
         self.lab, self.step, self.own = lab, step, own
@@ -104,7 +121,7 @@ class StepBuilder:
             self.probe(judge)
 
     def probe(self, judge: Callable[[ModuleType, ModuleType, Lesson], Judge | None]):
-        """What runs on every rank."""
+        """Set the generator that runs on every rank."""
 
         @functools.wraps(judge)
         def run(submission: ModuleType, reference: ModuleType, lesson: Lesson) -> Judge:
@@ -122,18 +139,24 @@ class StepBuilder:
         return self
 
     def judge(self, together: Callable[[Group], Judge | None]):
-        """What only all ranks together show."""
+        """Set the generator that runs in the checker and compares all ranks."""
         self.step.together = together
         return self
 
     def stuck(self, why: Callable[[Group], None]):
-        """Raises `Wrong` where it can say why ranks wait that are not symmetric."""
+        """Set a function that raises `Wrong` if it recognises why the ranks wait.
+
+        It is for steps in which the ranks do not call the same collectives.
+        """
         self.step.stuck = why
         return self
 
 
 def keep_only(submission: ModuleType, reference: ModuleType, *own: str) -> None:
-    """Put the finished definitions in place of all but these functions, classes, methods."""
+    """Replace all definitions of the learner, except `own`, by those of the finished program.
+
+    `own` contains names of functions, of classes, and of methods such as "HookDDP.start".
+    """
     for name, value in vars(reference).items():
         defined = getattr(value, "__module__", None) == reference.__name__ or name.isupper()
         if not defined or name in own:
@@ -146,17 +169,17 @@ def keep_only(submission: ModuleType, reference: ModuleType, *own: str) -> None:
                 setattr(getattr(submission, name), method, vars(value)[method])
 
 
-# --- what a judge says --------------------------------------------------------------------
+# --- requirements -------------------------------------------------------------------------
 
 
 def require(good: Any, what: str, hint: str) -> None:
-    """Raise `Wrong` unless this is good."""
+    """Raise `Wrong` with a sentence and a hint unless `good` is true."""
     if not good:
         raise Wrong(what, hint)
 
 
 def require_equal(fact: str, found: Any, wanted: Any, hint: str) -> None:
-    """Raise `Wrong` unless a fact, named in words, is what it should be (or passes a test)."""
+    """Raise `Wrong` unless a fact, named in words, equals `wanted` (or passes this test)."""
     good = wanted(found) if callable(wanted) else found == wanted
     if wanted is True and found is False:
         raise Wrong(f"this must be true, but it is not: {fact}", hint)
@@ -166,7 +189,7 @@ def require_equal(fact: str, found: Any, wanted: Any, hint: str) -> None:
 
 
 def show(value: Any) -> str:
-    """A value in a sentence: short."""
+    """Return a value as a short text."""
     text = f"{value:.3g}" if isinstance(value, float) else str(value)
     return text if len(text) < 90 else text[:87] + "…"
 
@@ -181,7 +204,7 @@ def described(error: Exception, module: ModuleType) -> tuple[str, str]:
 
 
 class Passes:
-    """A test with its words, for `require_equal`."""
+    """A test for `require_equal`, with the words that describe it."""
 
     def __init__(self, words: str, test: Callable[[Any], bool]):
         self.words, self.test = words, test
@@ -194,7 +217,7 @@ class Passes:
 
 
 def at_most(bound: float) -> Passes:
-    """A number that is not larger than this."""
+    """Return the test that a number is not larger than this."""
     return Passes(f"at most {bound:.3g}", lambda found: found <= bound)
 
 
@@ -202,7 +225,7 @@ def at_most(bound: float) -> Passes:
 
 
 def isclose(reference: Any, true: float, wide: float = 1e-6) -> bool:
-    """Whether something is a number, and this one but for rounding."""
+    """Return whether something is a number and equals this number, apart from rounding."""
     try:
         return math.isclose(float(reference), true, rel_tol=wide, abs_tol=1e-30)
     except (TypeError, ValueError):
@@ -210,7 +233,10 @@ def isclose(reference: Any, true: float, wide: float = 1e-6) -> bool:
 
 
 def allclose(a: Any, b: Any, wide: float = 1e-4, least: float = 1e-6) -> bool:
-    """Whether tensors, numbers, or lists of them, agree but for rounding (rtol, atol)."""
+    """Return whether tensors, numbers, or lists of them are equal, apart from rounding.
+
+    `wide` is the relative tolerance, and `least` the absolute one.
+    """
     if isinstance(b, (list, tuple)):
         fits = isinstance(a, (list, tuple)) and len(a) == len(b)
         return fits and all(allclose(x, y, wide, least) for x, y in zip(a, b, strict=True))
@@ -222,7 +248,7 @@ def allclose(a: Any, b: Any, wide: float = 1e-4, least: float = 1e-6) -> bool:
 
 
 def verdict(found: Any, wide: float = 1e-4, least: float = 1e-6, **candidates: Any) -> str:
-    """The name of the first candidate that `found` equals; "none" or "other"."""
+    """Return the name of the first candidate that `found` equals, or "none" or "other"."""
     if found is None:
         return "none"
     equal = (name for name, each in candidates.items() if allclose(found, each, wide, least))
@@ -230,7 +256,7 @@ def verdict(found: Any, wide: float = 1e-4, least: float = 1e-6, **candidates: A
 
 
 def named(found: Any, hints: dict[str, Any], wide: float = 1e-6, other: str = "other") -> str:
-    """The first hint one of whose numbers `found` is; `other` for none."""
+    """Return the first hint with a number that equals `found`, or `other`."""
     for hint, numbers in hints.items():
         numbers = numbers if isinstance(numbers, (list, tuple)) else [numbers]
         if any(isclose(found, number, wide) for number in numbers):
@@ -239,12 +265,12 @@ def named(found: Any, hints: dict[str, Any], wide: float = 1e-6, other: str = "o
 
 
 class Watch(TorchDispatchMode):
-    """What is launched: names with the dtype of the first tensor, and what new tensors hold."""
+    """Records each operator with the dtype of its first tensor, and the largest new tensor."""
 
     def __init__(self) -> None:
         super().__init__()
         self.launched: list[tuple[str, str]] = []
-        self.largest = 0  # numbers in one new tensor
+        self.largest = 0  # elements of the largest new tensor
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
@@ -259,7 +285,7 @@ class Watch(TorchDispatchMode):
 
 
 def numbers(tensor: torch.Tensor) -> torch.Tensor:
-    """What it stores: of a sparse tensor the values."""
+    """Return the stored elements of a tensor; of a sparse tensor, the values."""
     if tensor.layout == torch.strided:
         return tensor
     return tensor._values() if tensor.layout == torch.sparse_coo else tensor.values()
@@ -267,9 +293,9 @@ def numbers(tensor: torch.Tensor) -> torch.Tensor:
 
 @contextlib.contextmanager
 def second_machine(accelerators: int, rank: int, world: int) -> Iterator[mock.Mock]:
-    """What this local rank sees on the second of two machines that have so many GPUs.
+    """Simulate the second of two machines, each with this number of GPUs, for a local rank.
 
-    Yields what sets the current device.
+    Yields the mock that is called to set the current device.
     """
     chosen = mock.Mock()
 
@@ -293,9 +319,10 @@ def second_machine(accelerators: int, rank: int, world: int) -> Iterator[mock.Mo
 def judge_devices(
     world: int, pick: Callable[[int, int], str], *numbers: int, no_index: str = "device_index"
 ) -> Judge:
-    """The devices of all local ranks on machines with so many GPUs: the first has enough.
+    """Judge the devices that all local ranks choose on machines with these numbers of GPUs.
 
-    `pick(number, rank)` names the device of a rank, seen from a `second_machine`.
+    The first machine has enough GPUs. `pick(number, rank)` returns the name of the device that
+    a rank chooses on a `second_machine` with this number of GPUs.
     """
     enough, *few = [[pick(number, rank) for rank in range(world)] for number in numbers]
     devices = f"the devices are {', '.join(enough)}"
@@ -312,11 +339,11 @@ def judge_devices(
 
 
 def groups_wanted(module: ModuleType, call: Callable[[], Any]) -> list[list[int]]:
-    """The groups that a call asks `new_group` for, in order. None of them is made.
+    """Return the groups that a call requests from `new_group`, in order, without making them.
 
-    A rank that makes other groups than the others would wait for them, so look at these lists
-    first. Groups that their members make alone (`use_local_synchronization`) are left out. A
-    rank gets the group of all ranks in place of each group that it belongs to.
+    Ranks that make different groups would wait for each other forever, so compare these lists
+    first. Groups that only their members make (`use_local_synchronization`) are left out.
+    During the call, a rank gets the group of all ranks for each group that it belongs to.
     """
     wanted: list[list[int]] = []
     real = distributed_c10d.new_group
@@ -340,7 +367,7 @@ def groups_wanted(module: ModuleType, call: Callable[[], Any]) -> list[list[int]
 
 
 def before(owner: Any, name: str, note: Callable) -> None:
-    """From now on, call `note` with the same arguments before this function."""
+    """Let this function call `note` with the same arguments before each call."""
     real = getattr(owner, name)
 
     def noted(*args: Any, **kwargs: Any) -> Any:
@@ -351,6 +378,6 @@ def before(owner: Any, name: str, note: Callable) -> None:
 
 
 def import_late_parts() -> None:
-    """What torch imports when a mode or assert_close is first used: here, not in each fork."""
+    """Use a dispatch mode and assert_close once, so that the forks need not import them."""
     with Watch():
         torch.testing.assert_close(torch.ones(1) + 1, torch.ones(1) + 1)

@@ -1,70 +1,54 @@
-"""Limits: what the code of a learner may take of the machine, and what it may change.
+"""Sandbox: limits what the code of a learner can use of the machine, and what it can change.
 
-They are for accidents, a fork in a loop or an rmtree of the wrong folder, and stop nobody who
-wants to get around them: the file is the learner's own, on the learner's own machine.
+The sandbox protects against accidents, such as a fork in a loop or an rmtree of the wrong
+folder. It does not stop a person who wants to get around it. The file belongs to the learner,
+and so does the machine.
 
-- `set_rlimits` bounds a process and what it starts, by limits of the kernel.
-- `excess` finds what all processes of a group take together; the runner asks it ten times a
-  second. It needs Linux.
-- `install_audit_hook` lets Python in a rank change nothing of the book, and lend no solution
-from it.
+- `set_rlimits` sets limits of the kernel for a process and for all that it starts.
+- `excess` finds out what all processes of a group use together. The supervisor calls it ten
+  times a second. It needs Linux.
+- `install_audit_hook` lets Python code in a rank neither change a file of the book nor use the
+  solution in the finished program.
 """
 
 import contextlib
 import errno
 import os
-import re
 import resource
 import sys
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-LINUX = sys.platform == "linux"
+from worldsize.execution import processes
+from worldsize.execution.processes import LINUX
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
 def _all_memory() -> int:
-    """The bytes of this machine, or those that its container may take."""
+    """Return the bytes of memory of this machine, or of its container."""
     most = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     with contextlib.suppress(OSError, ValueError):
         most = min(most, int(Path("/sys/fs/cgroup/memory.max").read_text()))
     return most
 
 
-# of a group of ranks, or a command
+# limits for a group of ranks, or for a command
 MEMORY = _all_memory() // 2  # bytes
-RESERVED = 32 << 30  # bytes besides, asked for and never used: cuda_on_cpu.py takes 20 GiB
+RESERVED = 32 << 30  # additional bytes that are reserved but not used; cuda_on_cpu.py: 20 GiB
 PROCESSES = 500
-DISK = 2 << 30  # bytes in its folder, and of a file anywhere
-# of a process, or a rank
-FILES = 4096  # open at a time, sockets too
+DISK = 2 << 30  # bytes in the folder; also the size of any single file
+# limits for one process, or for one rank
+FILES = 4096  # that are open at the same time, including sockets
 PRINTED = 1 << 30  # bytes
-EVENTS = 200_000  # reports to the checker; a collective is two
+EVENTS = 200_000  # reports to the supervisor; a collective sends two
 
-HINTS = {
-    "memory": "Your code uses too much memory: all ranks together may use half of the memory "
-    "of this machine. Look for a list that grows in a loop, or for a size that is wrong.",
-    "processes": "Your code starts too many processes or threads. Look for a fork, a Popen or "
-    "a Thread in a loop. A forked process also runs the code that follows the fork.",
-    "disk": "Your code writes too much to the disk. Look for a loop that writes to a file and "
-    "never ends.",
-    "output": "Your code prints too much. Look for a loop that prints and never ends.",
-    "changes": "Your code tries to change files that it must not change. It may write to its "
-    "current folder, which is a new one, but not to the book or to your own file. It may "
-    "remove folders only inside the temporary folder.",
-    "solution": "Your code uses the finished program, but the grade is for what you wrote. "
-    "Read the finished program as often as you like, and then write the step in your own "
-    "file.",
-    "report": "The checker cannot judge what the ranks reported. If your file changes "
-    "something of the checker, remove that. If it does not, the checker has a mistake: please "
-    "report it, and attach your file.",
-}
-REFUSED = {  # what `install_audit_hook` says: the hint
+REFUSED = {  # a message of `install_audit_hook`: the hint
     "the checker lets your code change nothing here": "changes",
     "the checker takes nothing from the finished program": "solution",
 }
-CRASHES = {  # what other errors say: the hint
+CRASHES = {  # a pattern for the message of a different error: the hint
     r"^MemoryError|allocate memory": "memory",
     r"Errno 11\]|can't start new thread": "processes",
     r"File too large|No space left": "disk",
@@ -72,18 +56,17 @@ CRASHES = {  # what other errors say: the hint
 
 
 def set_rlimits(memory: bool = True) -> None:
-    """Bound what this process, and each that it starts, takes; a lower limit stays.
+    """Set the limits for this process and for all that it starts. A lower limit remains.
 
-    `memory` is False for what sees a GPU, whose driver maps more than it uses.
+    `memory` is False for a process that uses a GPU, because the driver maps more than it uses.
     """
     limits = {"CORE": 0, "FSIZE": DISK, "NOFILE": FILES}
     if LINUX:
-        tasks = Path("/proc/loadavg").read_text().split()[3].partition("/")[2]
-        limits["NPROC"] = int(tasks) + 2 * PROCESSES  # the user's, threads too; not of root
+        # the kernel counts all processes and threads of the user, and does not limit root
+        limits["NPROC"] = processes.count_tasks() + 2 * PROCESSES
         if memory:
             limits["DATA"] = MEMORY + RESERVED
-        with contextlib.suppress(OSError):  # should memory end, this process goes first
-            Path("/proc/self/oom_score_adj").write_text("1000")
+        processes.end_first_without_memory()
     for name, most in limits.items():
         kind = getattr(resource, f"RLIMIT_{name}")
         old = resource.getrlimit(kind)
@@ -92,32 +75,24 @@ def set_rlimits(memory: bool = True) -> None:
             resource.setrlimit(kind, new)
 
 
-# --- what a group takes together ----------------------------------------------------------
+# --- what a group uses together -----------------------------------------------------------
 
 
 def size(number: int) -> str:
-    """Bytes, in words."""
+    """Return a number of bytes in words."""
     return f"{number / 2**30:.3g} GiB"
 
 
-def _memory_of(pid: int, file: str, kind: bytes) -> int:
-    """The bytes that a process holds; what it only reads from files does not count."""
-    with contextlib.suppress(OSError):
-        said = Path(f"/proc/{pid}", file).read_bytes()
-        return 1024 * sum(map(int, re.findall(kind + rb"_?(?:Anon|Shmem):\s+(\d+)", said)))
-    return 0
-
-
 def _memory(pids: list[int]) -> int:
-    """The bytes that processes hold; what forks share counts once, which is slow to see."""
-    most = sum(_memory_of(pid, "status", b"Rss") for pid in pids)
+    """Return the bytes of memory of some processes; shared memory counts once."""
+    most = sum(processes.memory_of(pid) for pid in pids)
     if most > MEMORY:
-        most = sum(_memory_of(pid, "smaps_rollup", b"Pss") for pid in pids)
+        most = sum(processes.memory_of(pid, exact=True) for pid in pids)
     return most
 
 
 def _written_to(folder: str | Path) -> int:
-    """The bytes in a folder, a file taken for 64 KiB at least; counted up to the limit."""
+    """Return the bytes in a folder, at least 64 KiB for each file. Stops above the limit."""
     total = 0
     for parent, _, names in os.walk(folder):
         for name in names:
@@ -129,7 +104,7 @@ def _written_to(folder: str | Path) -> int:
 
 
 def excess(pids: list[int], folder: str | Path) -> tuple[str, str] | None:
-    """What these processes and their folder take too much of, and the hint for it."""
+    """Return which limit these processes and their folder exceed, and the hint for it."""
     if len(pids) > PROCESSES:
         return f"more than {PROCESSES} processes were running", "processes"
     if _memory(pids) > MEMORY:
@@ -142,16 +117,17 @@ def excess(pids: list[int], folder: str | Path) -> tuple[str, str] | None:
 # --- what a rank may change ---------------------------------------------------------------
 
 STANDARD = os.path.dirname(os.__file__)
-# the events by which Python tells of a change, and how many of their arguments are paths
+# the audit events of Python for changes, and how many of their arguments are paths
 CHANGES = {"os.remove": 1, "os.rmdir": 1, "os.rename": 2, "os.truncate": 1, "os.chmod": 1}
 CHANGES |= {"shutil.rmtree": 1}
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 
 def install_audit_hook(path: str, finished: str) -> None:
-    """From now on, refuse in this process to change the book, or to take its solution.
+    """Refuse in this process to change a file of the book, or to use the solution.
 
-    `path` is the learner's file. Forks are guarded too; other programs and C are not.
+    `path` is the learner's file, and `finished` the finished program. Forks of this process
+    have the same hook. Other programs and code in C do not.
     """
     temporary, folder = os.path.realpath(tempfile.gettempdir()), os.path.realpath(".")
     book, own, lab = str(ROOT), os.path.realpath(path), Path(finished).stem
@@ -159,41 +135,42 @@ def install_audit_hook(path: str, finished: str) -> None:
 
     def refuse_changes(names: Iterable, whole_folder: bool) -> None:
         for name in names:
-            # the current folder is gone; a number in place of a name
+            # the current folder does not exist, or the name is a number
             with contextlib.suppress(OSError, TypeError):
                 name = os.path.realpath(os.fsdecode(name))
-                spoils = (_within(name, book) or name == own) and not _within(name, folder)
+                forbidden = (_within(name, book) or name == own) and not _within(name, folder)
                 if whole_folder:
-                    spoils |= _within(book, name) or _within(own, name)
-                    spoils |= not _within(name, temporary)
-                if spoils:
+                    forbidden |= _within(book, name) or _within(own, name)
+                    forbidden |= not _within(name, temporary)
+                if forbidden:
                     break
         else:
             return
         raise PermissionError(errno.EPERM, change, name)
 
-    def look(event: str, arguments: tuple) -> None:
+    def check_event(event: str, arguments: tuple) -> None:
         if event in CHANGES:
             refuse_changes(arguments[: CHANGES[event]], event == "shutil.rmtree")
         elif event == "open" and arguments[2] & WRITES:
             refuse_changes(arguments[:1], False)
         elif event in ("open", "import") and path != finished and lab in str(arguments[0]):
             if event == "open":
-                taken = os.path.realpath(arguments[0]) == finished
+                used = os.path.realpath(arguments[0]) == finished
             else:
-                taken = arguments[0].rpartition(".")[2] == lab
-            if taken and _asker() == path:
+                used = arguments[0].rpartition(".")[2] == lab
+            if used and _caller() == path:
                 raise PermissionError(errno.EPERM, solution, str(arguments[0]))
 
-    sys.addaudithook(look)
+    sys.addaudithook(check_event)
 
 
 def _within(name: str, folder: str) -> bool:
+    """Return whether a path is this folder, or in it."""
     return name == folder or name.startswith(folder.rstrip(os.sep) + os.sep)
 
 
-def _asker() -> str:
-    """The file whose code called the hook, through the standard library or not."""
+def _caller() -> str:
+    """Return the file whose code caused the event, directly or through the standard library."""
     frame = sys._getframe(2)
     while frame is not None:
         file = frame.f_code.co_filename

@@ -1,20 +1,25 @@
-"""Scores: what a graded program costs, in counts that are the same on every machine.
+"""Scores: counts the cost of a graded program, with the same result on every machine.
 
-A step's score is that of its largest group, of the rank with the most. Messages and bytes are
-those of the calls that a probe makes within a `lesson.phase`; everything else it reports as the
-fact `scores`, a trial as `bench.scores`. Less is better. The order in which the stages of a
-pipeline work is the fact `schedule`: ["F0", "F1", "B0", …] on each rank.
+The score of a step is the score of its largest group, and of the rank with the highest cost.
+Lower is better. Messages and bytes are counted for the calls that a probe makes within a
+`lesson.phase`. A probe reports all other costs as the fact `scores`, and a trial sets
+`workspace.scores`. The order in which the stages of a pipeline work is the fact `schedule`, for
+example ["F0", "F1", "B0", …] on each rank.
 """
 
 from collections.abc import Sequence
 from typing import Any
 
-COST = {"F": 1, "B": 2}  # a backward takes as long as two forwards
-WIDE, HIGH, LEFT, GAP = 18, 22, 56, 26  # of a unit of time, a row, the names, a title
+COST = {"F": 1, "B": 2}  # a backward pass takes as long as two forward passes
+# in pixels: the width of a unit of time and of the names, the height of a row and of a title
+WIDE, HIGH, LEFT, GAP = 18, 22, 56, 26
 
 
 def sent(name: str, size: int, n: int) -> float:
-    """Bytes that a rank sends if a ring of n does this: `size` has the call's first tensor."""
+    """Return the bytes that a rank sends if a ring of n ranks does this collective.
+
+    `size` is the number of bytes of the first tensor of the call.
+    """
     if name in ("irecv", "recv"):
         return 0
     if name in ("gather", "scatter"):
@@ -22,20 +27,20 @@ def sent(name: str, size: int, n: int) -> float:
     if name in ("all_reduce", "all_reduce_coalesced"):
         return 2 * (n - 1) / n * size
     if name.startswith("reduce_scatter") or name in ("all_gather", "all_to_all"):
-        return (n - 1) * size  # it is one of n parts
+        return (n - 1) * size  # the tensor is one of n parts
     if name.startswith(("all_gather", "all_to_all")):
         return (n - 1) / n * size
     return size
 
 
 def of(group: Any) -> dict[str, float]:
-    """The scores of a `graders.runner.Group`."""
+    """Return the scores of a `graders.protocol.Group`."""
     found: dict[str, float] = {}
     calls = [
         [call for call in rank.calls if call.phase and not call.name.endswith("recv")]
         for rank in group.ranks
     ]
-    pickled = any("object" in call.name for rank in calls for call in rank)  # bytes not known
+    pickled = any("object" in call.name for rank in calls for call in rank)  # unknown bytes
     if any(calls) and not pickled:
         found["messages"] = max(map(len, calls))
         found["bytes sent"] = round(max(sum(call.sent for call in rank) for rank in calls))
@@ -52,12 +57,12 @@ def of(group: Any) -> dict[str, float]:
 
 
 def schedule_of(group: Any) -> list[list[str]]:
-    """What the stages of one pipeline of this group did, as far as they came."""
+    """Return the events of each stage of a pipeline of this group, as far as they are known."""
     return [events for events in group.facts("schedule") if events]
 
 
 def one_f_one_b(p: int, m: int) -> list[list[str]]:
-    """1F1B of m micro-batches over p stages."""
+    """Return the schedule 1F1B for m micro-batches and p stages."""
     orders = []
     for stage in range(p):
         forwards, backwards = ([f"{letter}{k}" for k in range(m)] for letter in "FB")
@@ -73,9 +78,10 @@ Bar = tuple[int, str, int, int]  # stage, event, begin, end
 
 
 def bars(schedule: Sequence[Sequence[str]]) -> list[Bar]:
-    """When each event is: its stage is free, and what it needs is there.
+    """Return when each event begins and ends.
 
-    What never comes to that, of a schedule in which stages wait for each other, is left out.
+    An event begins as soon as its stage is free and its input exists. Events that never begin,
+    because stages wait for each other, are left out.
     """
     last, found = len(schedule) - 1, []
     ends, free = dict.fromkeys([(-1, f"F{k}") for k in range(len(schedule[0]))], 0), {}
@@ -93,21 +99,21 @@ def bars(schedule: Sequence[Sequence[str]]) -> list[Bar]:
 
 
 def _need(stage: int, event: str, last: int) -> tuple[int, str]:
-    """Which event of which stage must be over: stage -1 has all inputs from the beginning."""
+    """Return the stage and the event that must end first. Stage -1 has all inputs."""
     if event[0] == "F":
         return stage - 1, event
     return (stage, f"F{event[1:]}") if stage == last else (stage + 1, event)
 
 
 def bubble(schedule: Sequence[Sequence[str]]) -> float:
-    """The share of all stages' time in which they wait, in percent."""
+    """Return the percentage of the time of all stages in which they wait."""
     found = bars(schedule)
     work = sum(end - begin for _, _, begin, end in found)
     return round(100 - 100 * work / (len(schedule) * max(end for *_, end in found)), 1)
 
 
 def draw(yours: Sequence[Sequence[str]]) -> str:
-    """An SVG of this schedule, and under it that of 1F1B."""
+    """Return an SVG of this schedule, and of the schedule 1F1B below it."""
     m = len({event for events in yours for event in events if event[0] == "F"}) or 1
     parts, top, right = [], 0, 0
     for name, schedule in (("yours", yours), ("1F1B", one_f_one_b(len(yours), m))):
@@ -142,7 +148,7 @@ def draw(yours: Sequence[Sequence[str]]) -> str:
 
 
 def report(graded: dict[str, tuple[str, str, dict[int, dict[str, float]]]]) -> str:
-    """TOML: of each lab what was graded, as (key, text), and the scores by step."""
+    """Return a report in TOML: for each lab the graded program and the scores of each step."""
     text = ["# python labs/check.py --report wrote this; it is graded again before it is taken"]
     for lab, (key, value, steps) in graded.items():
         quoted = value.replace("\\", "\\\\").replace('"' * 3, '\\"' * 3)

@@ -25,19 +25,20 @@ os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["CUDA_VISIBLE_DEVICES"] = os.environ["HIP_VISIBLE_DEVICES"] = ""
 sys.dont_write_bytecode = True
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.append(str(ROOT))
-if not (ROOT / "graders").is_dir():
-    sys.exit(
-        f"check.py needs the folder {ROOT / 'graders'}, which does not exist. "
-        "Use a complete copy of the repository."
-    )
+sys.path += [str(ROOT), str(ROOT / "src")]
+for needed in ("graders", "src/worldsize/execution"):
+    if not (ROOT / needed).is_dir():
+        sys.exit(
+            f"check.py needs the folder {ROOT / needed}, which does not exist. "
+            "Use a complete copy of the repository."
+        )
 GRADERS = sorted(ROOT.glob("graders/labs/lab*.py")) + sorted(
     ROOT.glob("graders/assessment/*.py")
 )
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options of the command."""
+    """Return the parser for the options of the command."""
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument(
         "files", nargs="+", type=Path, help="your copies of labs or of parts of the assessment"
@@ -73,7 +74,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def lab_name(path: Path) -> str:
-    """The name of the lab, or of the part of the assessment, to which a file belongs.
+    """Return the name of the lab, or of the part of the assessment, to which a file belongs.
 
     The name of the file begins with the name of the lab, or with its number: lab02_ddp.py,
     "lab02_ddp copy.py", lab02.py, assignment4_mine.py.
@@ -97,7 +98,7 @@ def lab_name(path: Path) -> str:
 
 
 def defined_in(code: list[ast.stmt]) -> set[str]:
-    """The functions and classes of a program, without those that most programs have."""
+    """Return the functions and classes of a program, without those that most programs have."""
     kinds = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
     found = {each.name for each in code if isinstance(each, kinds)}
     return found - {"main", "start", "check", "stop_at_blank"}
@@ -105,7 +106,7 @@ def defined_in(code: list[ast.stmt]) -> set[str]:
 
 @functools.cache
 def defined_in_file(finished: Path) -> set[str]:
-    """The functions and classes of a finished lab, if the file exists."""
+    """Return the functions and classes of a finished lab, if the file exists."""
     return defined_in(ast.parse(finished.read_bytes()).body) if finished.is_file() else set()
 
 
@@ -152,7 +153,12 @@ if __name__ == "__main__":
     for file in parser().parse_args().files:
         lab_name(file)
 
-from graders import host_checks, runner, scores  # noqa
+from graders import scores, verdict  # noqa
+from graders.dsl import Lab  # noqa
+from graders.protocol import Blank, Judge, Wrong  # noqa
+from graders.step import IntegrationStep, Step, lab_of  # noqa
+from graders.supervisor import RendezvousServer, Supervisor  # noqa
+from worldsize.execution import host_checks  # noqa
 
 INDENT = " " * 8
 
@@ -168,7 +174,7 @@ def show(label: str, text: str) -> None:
 
 
 def ranks(world_sizes: list[int]) -> str:
-    """Name world sizes: "1, 2 and 3 ranks"."""
+    """Return world sizes in words: "1, 2 and 3 ranks"."""
     *most, last = map(str, sorted(world_sizes))
     return (
         f"{', '.join(most)} and {last} ranks" if most else f"{last} rank" + "s" * (last != "1")
@@ -178,40 +184,42 @@ def ranks(world_sizes: list[int]) -> str:
 class Grading:
     """One file, graded step by step."""
 
-    def __init__(self, path: Path, lab, machine: runner.Runner, options: argparse.Namespace):
-        self.path, self.lab, self.machine = path.resolve(), lab, machine
+    def __init__(
+        self, path: Path, lab: Lab, supervisor: Supervisor, options: argparse.Namespace
+    ):
+        self.path, self.lab, self.supervisor = path.resolve(), lab, supervisor
         self.program = self.path.read_bytes()  # as it is graded, for the report
         self.output, self.more = options.output, options.more
         self.sizes = sorted({world for step in lab.steps for world in step.world_sizes})
         self.scores: dict[int, dict[str, float]] = {}  # of the steps that passed
         self.counted_at: dict[int, int] = {}  # the number of ranks of these scores
-        self.right = False  # all that was asked for passed
+        self.right = False  # all requested steps passed
         self.schedule: list[list[str]] = []  # of the largest group that has one
 
-    def grade(self, step: runner.Step) -> bool:
+    def grade(self, step: Step) -> bool:
         """Run one step at all its world sizes, up to the first failure; True if it passed.
 
-        A trial runs what it needs by itself. Of a program of one process, ranks are not said.
+        A trial starts its own groups. For a lab with only one process, no ranks are printed.
         """
-        if isinstance(step, runner.IntegrationStep):
-            with self.machine.bench(step, self.path) as bench:
+        if isinstance(step, IntegrationStep):
+            with self.supervisor.workspace(step, self.path) as workspace:
                 right: list[str] = []
-                passed = self.judge(step, step.trial(bench), right, "")
+                passed = self.judge(step, step.trial(workspace), right, "")
                 if passed is False and self.output:
-                    for line in bench.last_words():
+                    for line in workspace.last_lines():
                         print(f"{INDENT}it printed: {line}")
-                self.scores[step.number] = bench.scores
+                self.scores[step.number] = workspace.scores
             return passed is True and self.passed(step, "", right)
         done: list[int] = []
         found: dict[int, dict[str, float]] = {}
         for world in step.world_sizes:
-            group = self.machine.run(step, self.path, world)
+            group = self.supervisor.run(step, self.path, world)
             schedule = scores.schedule_of(group)
             if len(schedule) > len(self.schedule):
                 self.schedule = schedule
             right = [f"all checks pass at {ranks(done)}"] if done else []
             at = "" if self.sizes == [1] else f"at {ranks([world])}, "
-            passed = self.judge(step, runner.judge(group, step), right, at)
+            passed = self.judge(step, verdict.judge(group, step), right, at)
             if passed is False and self.output:
                 for number, rank in enumerate(group.ranks):
                     for line in rank.output.splitlines()[-20:]:
@@ -224,30 +232,27 @@ class Grading:
         self.counted_at[step.number] = max(found)
         return self.passed(step, "" if self.sizes == [1] else f" ({ranks(done)})", [])
 
-    def judge(
-        self, step: runner.Step, judge: runner.Judge | None, right: list[str], at: str
-    ) -> bool | None:
+    def judge(self, step: Step, judge: Judge | None, right: list[str], at: str) -> bool | None:
         """Print what is wrong and return False; None for a blank, True if all is right."""
         try:
             for text in judge or ():
                 right.append(text)
-        except runner.Blank as blank:
+        except Blank as blank:
             print(f"step {step.number}  blank   {step.title}")
             show("to do:", str(blank))
             return None
-        except runner.Wrong as wrong:
+        except Wrong as wrong:
             print(f"step {step.number}  wrong   {step.title}")
             for text in right:
                 show("right:", text)
             show("wrong:", at + wrong.what)
-            hints = runner.HINTS | self.lab.hints
-            show("hint:", hints.get(wrong.hint, f"there is no hint with the name {wrong.hint}"))
-            if self.more and wrong.hint in self.lab.more:
-                show("fix:", self.lab.more[wrong.hint])
+            show("hint:", self.lab.hint(wrong.hint))
+            if self.more and wrong.hint in self.lab.hints.fixes:
+                show("fix:", self.lab.hints.fixes[wrong.hint])
             return False
         return True
 
-    def passed(self, step: runner.Step, at: str, right: list[str]) -> bool:
+    def passed(self, step: Step, at: str, right: list[str]) -> bool:
         """Print that a step passed, and what was right."""
         print(f"step {step.number}  passed  {step.title}{at}")
         for text in [*right, step.proves]:
@@ -256,22 +261,24 @@ class Grading:
 
 
 def grade_file(
-    path: Path, name: str, options: argparse.Namespace, stores: runner.RendezvousServer
+    path: Path, name: str, options: argparse.Namespace, rendezvous: RendezvousServer
 ) -> Grading:
     """Grade all steps of a file of this lab, or one step and the steps that it needs."""
     chosen = options.step
-    lab = runner.lab_of(name)
+    lab = lab_of(name)
     if chosen is not None and chosen not in [step.number for step in lab.steps]:
         sys.exit(
             f"There is no step {chosen} in {name}. Choose a step from 1 to {len(lab.steps)}."
         )
-    asked = [step for step in lab.steps if chosen in (None, step.number)]
-    wanted = {step.number for step in asked} | {n for step in asked for n in step.needs}
+    chosen_steps = [step for step in lab.steps if chosen in (None, step.number)]
+    wanted = {step.number for step in chosen_steps} | {
+        n for step in chosen_steps for n in step.needs
+    }
 
     passed: set[int] = set()
     gpus = GPUS if options.gpu else {}
-    with runner.Runner(name, options.limit, gpus, stores) as machine:
-        grading = Grading(path, lab, machine, options)
+    with Supervisor(name, options.limit, gpus, rendezvous) as supervisor:
+        grading = Grading(path, lab, supervisor, options)
         at = "" if grading.sizes == [1] else f" at {ranks(grading.sizes)}"
         print(f"{path}, graded on {'this machine' if options.gpu else 'the CPU'}{at}")
         for step in (step for step in lab.steps if step.number in wanted):
@@ -294,7 +301,7 @@ def grade_file(
 
 
 def report(graded: list[Grading]) -> str:
-    """The scores as TOML. A finished lab is named; the code of other programs is included."""
+    """Return the scores as TOML, with the code of each program that is not a finished lab."""
     labs, text = {}, ""
     for each in graded:
         name = each.lab.path.relative_to(ROOT / "graders").as_posix()
@@ -314,7 +321,7 @@ def report(graded: list[Grading]) -> str:
 
 
 def write(path: Path, text: str) -> None:
-    """Write a new file, and say so."""
+    """Write a new file, and print its name."""
     with path.open("x", encoding="utf-8") as file:
         file.write(text)
     print(f"wrote {path}", flush=True)
@@ -346,9 +353,9 @@ def main() -> None:
     if options.report and len(set(names)) < len(names):
         sys.exit("--report accepts only one program of each lab. Grade the others separately.")
     try:
-        with runner.RendezvousServer() as stores:
+        with RendezvousServer() as rendezvous:
             results = [
-                grade_file(path, name, options, stores)
+                grade_file(path, name, options, rendezvous)
                 for path, name in zip(options.files, names, strict=True)
             ]
     except KeyboardInterrupt:

@@ -17,6 +17,8 @@ from conftest import reading
 from processes import HANG, end, left_behind, start
 from wrong_answers import Answer, Stale, Table
 
+from graders.hints import common_hints
+
 ROOT = Path(__file__).parent.parent
 LABS = ROOT / "labs"
 TAG = "WORLD_SIZE_LAB_TEST"
@@ -28,9 +30,9 @@ def grader(name: str) -> ModuleType:
     return importlib.import_module(f"graders.{kind}.{name}")
 
 
-def runner() -> ModuleType:
-    """What runs steps; importing it takes torch."""
-    return importlib.import_module("graders.runner")
+def supervisor() -> ModuleType:
+    """The module that runs steps; importing it imports torch."""
+    return importlib.import_module("graders.supervisor")
 
 
 def run(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess:
@@ -61,8 +63,8 @@ def unwrapped(output: str) -> str:
 
 
 def all_hints(reference: Path) -> dict[str, str]:
-    """The hints of a lab or a part of the assessment by name, and those of the runner."""
-    return runner().HINTS | grader(reference.stem).HINTS
+    """The hints of a lab or a part of the assessment by name, and those of all graders."""
+    return common_hints() | grader(reference.stem).LAB.hints.texts
 
 
 def hints_in(output: str, reference: Path) -> list[str]:
@@ -101,7 +103,7 @@ def hints_not_provoked(name: str) -> set[str]:
     """The hints of a lab or a part of the assessment that no wrong answer gets."""
     table = wrong_answers(name)
     provoked = {answer.hint for answer in table.values()}
-    return set(grader(table.reference.stem).HINTS) - provoked
+    return set(grader(table.reference.stem).LAB.hints.texts) - provoked
 
 
 # grades the wrong answers to each step in one call of check.py's main, in one process; steps

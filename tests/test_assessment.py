@@ -16,7 +16,7 @@ from grading import (
     grader,
     hints_not_provoked,
     run,
-    runner,
+    supervisor,
     wrong_answers,
 )
 from wrong_answers import Answer
@@ -125,9 +125,9 @@ def test_capstone_survives_a_killed_rank(pytestconfig) -> None:
         pytest.skip("the grader does it once; --times 20 does it twenty times in a row")
     capstone = grader("capstone")
     step = capstone.LAB[10]
-    with runner().Runner("capstone", 300.0) as machine:
+    with supervisor().Supervisor("capstone", 300.0) as runs:
         for number in range(times):
-            with machine.bench(step, GRADED["capstone"]) as bench:
+            with runs.workspace(step, GRADED["capstone"]) as bench:
                 if not number:
                     scene = {"config": capstone.RUN}
                     undisturbed = bench.group(2, **scene).facts("history")[0]

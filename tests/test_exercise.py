@@ -10,7 +10,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from grading import LABS, ROOT, check, grader, run, runner, wrong_answers
+from grading import LABS, ROOT, check, grader, run, supervisor, wrong_answers
+
+from graders.protocol import Wrong
 
 INPUTS = [
     "assessment", "graders", "labs",
@@ -62,7 +64,7 @@ def test_both_limits_of_the_speed_apply(yours: float, passes: bool, monkeypatch)
         (found,) = exercise.LAB[23].trial(bench)
         assert found.startswith(f"on the CPU ≈{slow / yours:.1f} times as fast")
     else:
-        with pytest.raises(runner().Wrong):
+        with pytest.raises(Wrong):
             list(exercise.LAB[23].trial(bench))
 
 
@@ -86,17 +88,15 @@ def test_a_result_on_a_gpu_gets_the_right_hint(end: str) -> None:
     }
 
     def ran(*_: object, limit: float) -> object:
-        assert (
-            limit >= 240
-        )  # the slow program needs a minute on a GPU, and the machine may be busy
-        return runner().CommandResult(
+        assert limit >= 240  # the slow program needs a minute there, and a machine may be busy
+        return supervisor().CommandResult(
             changes.get("status", 0), f"printed\n{json.dumps(result)}\n",
             changes.get("stderr", ""), 9.4, changes.get("stopped", ""),
         )  # fmt: skip
 
     bench = SimpleNamespace(gpus=True, path=ASSESSMENT / "exercise.py", run=ran)
     if hint:
-        with pytest.raises(runner().Wrong) as wrong:
+        with pytest.raises(Wrong) as wrong:
             list(exercise.LAB[23].trial(bench))
         assert wrong.value.hint == hint
     else:

@@ -10,6 +10,7 @@ import importlib
 import mmap
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -35,8 +36,10 @@ from grading import (
 from processes import HANG
 from wrong_answers import Answer, Body, Stale, Table, edited
 
-from graders import host_checks, sandbox
-from worldsize.execution import runner
+from graders import sandbox, verdict
+from graders.protocol import Call, Group, RankReport, Wrong
+from graders.step import Step
+from worldsize.execution import host_checks, processes, runner
 from worldsize.model.program import Program
 from worldsize.testing.plugin import SESSION
 
@@ -109,6 +112,14 @@ def test_lab09_takes_groups_however_they_are_made(tmp_path: Path) -> None:
     assert done.stdout.count("step 3  passed") == len(answers), done.stdout + done.stderr
 
 
+def copy_grading(folder: Path) -> None:
+    """Copy the labs and everything that check.py needs into a folder."""
+    ignored = shutil.ignore_patterns("__pycache__", "*.txt", "*.svg")
+    for name in ("labs", "graders", "src/worldsize/execution"):
+        shutil.copytree(ROOT / name, folder / name, ignore=ignored)
+    shutil.copy(ROOT / "src/worldsize/__init__.py", folder / "src/worldsize")
+
+
 # --- the reference and the starter --------------------------------------------------------
 
 
@@ -164,7 +175,7 @@ def test_memory_is_counted_once_threads_have_let_go_of_it(
     import torch
 
     monkeypatch.setenv("RANK", "0")
-    lab = grading.runner().load(REFERENCES["lab03"])
+    lab = importlib.import_module("graders.rank").load(REFERENCES["lab03"])
     with lab.Memory("cpu", limit=6000) as memory:
         held = [torch.ones(1000)]
         with pytest.raises(lab.OutOfMemory):
@@ -451,7 +462,7 @@ GREEDY = {
         "not_reduced",
     ),
     "patches the finding": (
-        "import graders.runner, graders.dsl\ngraders.runner.Wrong = graders.dsl.Wrong = None",
+        "import graders.rank, graders.dsl\ngraders.rank.Wrong = graders.dsl.Wrong = None",
         "killed",
     ),
     "writes half an event": (
@@ -464,9 +475,9 @@ LITTLE = """
 import sys
 sys.path.insert(0, sys.argv.pop(1))
 import check
-from graders import limits
-limits.MEMORY, limits.PROCESSES, limits.DISK = 1 << 30, 40, 32 << 20
-limits.PRINTED, limits.EVENTS, limits.FILES = 8 << 20, 2000, 200
+from graders import sandbox
+sandbox.MEMORY, sandbox.PROCESSES, sandbox.DISK = 1 << 30, 40, 32 << 20
+sandbox.PRINTED, sandbox.EVENTS, sandbox.FILES = 8 << 20, 2000, 200
 check.main()
 """
 
@@ -475,10 +486,7 @@ check.main()
 def greedy(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Grade step 4 of files that take too much, or too much upon themselves, beside a copy."""
     folder = tmp_path_factory.mktemp("greedy")
-    for path in [*LABS.glob("*.py"), *(ROOT / "graders").rglob("*.py")]:
-        copy = folder / path.relative_to(ROOT)
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        copy.write_bytes(path.read_bytes())
+    copy_grading(folder)
     names = [f"lab02_ddp-{number}.py" for number in range(len(GREEDY))]
     for name, (instead, _) in zip(names, GREEDY.values(), strict=True):
         edit = (Body("average_gradients"), instead)
@@ -511,10 +519,10 @@ def test_limits_count_what_is_taken(tmp_path: Path) -> None:
     assert sandbox._within("/book/labs", "/book") and sandbox._within("/book", "/book")
     assert not sandbox._within("/bookshelf", "/book")
     if sys.platform == "linux":
-        before = sandbox._memory_of(os.getpid(), "status", b"Rss")
+        before = processes.memory_of(os.getpid())
         with mmap.mmap(-1, 64 << 20) as shared:
             shared.write(bytes(64 << 20))
-            assert sandbox._memory_of(os.getpid(), "status", b"Rss") > before + (32 << 20)
+            assert processes.memory_of(os.getpid()) > before + (32 << 20)
 
 
 @pytest.mark.parametrize("held_up", range(2))
@@ -538,21 +546,21 @@ def test_lab01_hears_a_rank_that_the_machine_holds_up(
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody is seen asleep")
 def test_nobody_is_asleep_while_the_checker_is_held_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    run, now = grading.runner(), [0.0]
-    monkeypatch.setattr(run.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(run, "_ticks_and_sleep", lambda _: (0, True))
-    clock, looks = run.Clock(), 0
+    supervisor, now = grading.supervisor(), [0.0]
+    monkeypatch.setattr(supervisor.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(processes, "ticks_and_sleep", lambda _: (0, True))
+    clock, looks = supervisor.Clock(), 0
     clock.look([1])
-    while clock.asleep <= run.PATIENCE:
+    while clock.asleep <= supervisor.PATIENCE:
         now[0] += 3600.0
         clock.look([1])
         looks += 1
-    assert looks > run.PATIENCE / run.LOOK and not clock.over(60)
+    assert looks > supervisor.PATIENCE / supervisor.MAX_INTERVAL and not clock.over(60)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody is seen asleep")
 def test_who_waits_for_a_name_server_is_not_asleep() -> None:
-    ask, me = grading.runner()._ask_a_name_server, [os.getpid()]
+    ask, me = processes.waits_for_name_server, [os.getpid()]
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         assert not ask(me)
         asking.connect(("127.0.0.1", 53))  # nothing is sent
@@ -561,36 +569,34 @@ def test_who_waits_for_a_name_server_is_not_asleep() -> None:
 
 def test_a_finding_is_not_what_other_ranks_wait_for() -> None:
     """A rank that found a mistake comes to no further collective."""
-    run = grading.runner()
-    calls = [run.Call("all_reduce", 1, False, "") for _ in range(2)]
+    calls = [Call("all_reduce", 1, False, "") for _ in range(2)]
     found = {"what": "a mistake", "hint": "its_hint"}
     ranks = [
-        run.Rank(calls=calls[:1], end="wrong", error=found),
-        run.Rank(calls=calls, end="done"),
+        RankReport(calls=calls[:1], end="wrong", error=found),
+        RankReport(calls=calls, end="done"),
     ]
-    with pytest.raises(run.Wrong, match="a mistake"):
-        list(run.judge(run.Group(2, ranks), run.Step(1, "", "", ())))
+    with pytest.raises(Wrong, match="a mistake"):
+        list(verdict.judge(Group(2, ranks), Step(1, "", "", ())))
 
 
 def test_collectives_are_compared_within_each_group() -> None:
     """Messages, and the collectives of other groups, are different on each rank by nature."""
-    run = grading.runner()
-    call, pairs = run.Call, [(0, 1), (0, 1), (2, 3), (2, 3)]
+    call, pairs = Call, [(0, 1), (0, 1), (2, 3), (2, 3)]
     in_pairs = [call("all_reduce", 1 + min(pair), False, "", members=pair) for pair in pairs]
     in_all = [call("barrier", 0, False, "")] * 4
     messages = [call("send" if rank % 2 else "recv", 8, False, "") for rank in range(4)]
-    step = run.Step(1, "", "", ())
+    step = Step(1, "", "", ())
     ranks = [
-        run.Rank(calls=list(calls)) for calls in zip(in_pairs, messages, in_all, strict=True)
+        RankReport(calls=list(calls)) for calls in zip(in_pairs, messages, in_all, strict=True)
     ]
-    run.compare_calls(run.Group(4, ranks), step)
+    verdict.compare_calls(Group(4, ranks), step)
     ranks[3].calls[0] = call("broadcast", 3, False, "", members=(2, 3))
-    with pytest.raises(run.Wrong, match="elements, and rank 3 called broadcast with 3"):
-        run.compare_calls(run.Group(4, ranks), step)
+    with pytest.raises(Wrong, match="elements, and rank 3 called broadcast with 3"):
+        verdict.compare_calls(Group(4, ranks), step)
     del ranks[3].calls[0]
     what = "only rank 2 of 4 called all_reduce with 3 elements in the group of ranks 2 and 3"
-    with pytest.raises(run.Wrong, match=what):
-        run.compare_calls(run.Group(4, ranks), step)
+    with pytest.raises(Wrong, match=what):
+        verdict.compare_calls(Group(4, ranks), step)
 
 
 def test_a_step_borrows_what_it_does_not_grade() -> None:
@@ -609,9 +615,9 @@ def test_a_step_borrows_what_it_does_not_grade() -> None:
 
 def test_tensors_of_other_shapes_are_not_the_same() -> None:
     torch, tools = map(importlib.import_module, ("torch", "graders.dsl"))
-    assert tools.same(torch.ones(2, 3), torch.ones(2, 3))
-    assert not tools.same(torch.ones(3), torch.ones(2, 3))
-    assert not tools.same(torch.ones(1), torch.ones(()))
+    assert tools.allclose(torch.ones(2, 3), torch.ones(2, 3))
+    assert not tools.allclose(torch.ones(3), torch.ones(2, 3))
+    assert not tools.allclose(torch.ones(1), torch.ones(()))
 
 
 def test_check_survives_floods_orphans_and_broken_files(tmp_path: Path) -> None:
@@ -821,13 +827,13 @@ def test_an_endless_loop_is_ended_and_the_line_of_each_rank_is_named(tmp_path: P
 
 
 def test_a_rank_may_use_a_tenth_of_the_limit_itself() -> None:
-    run = grading.runner()
+    supervisor = grading.supervisor().Supervisor
     limits = (0.5, 3.0, 60.0, 200.0)
     step = grading.grader("lab02_ddp").LAB[1]
-    own = [run.Runner("lab02_ddp", limit).own(step) for limit in limits]
+    own = [supervisor("lab02_ddp", limit).own_limit(step) for limit in limits]
     assert own == [0.5, 1.0, 6.0, 20.0]
     compiles = dataclasses.replace(step, compiles=True)
-    assert [run.Runner("lab02_ddp", limit).own(compiles) for limit in limits] == [*limits]
+    assert [supervisor("lab02_ddp", limit).own_limit(compiles) for limit in limits] == [*limits]
 
 
 @pytest.mark.parametrize("program", ["check.py", "start.py"])
@@ -867,19 +873,17 @@ def test_start_takes_the_beginning_of_a_name(asked: str, answer: str, tmp_path: 
 
 
 def test_folders_work_when_they_are_copied(tmp_path: Path) -> None:
-    for path in [*LABS.glob("*.py"), *(ROOT / "graders").rglob("*.py")]:
-        target = tmp_path / path.relative_to(ROOT)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(path.read_bytes())
+    copy_grading(tmp_path)
     done = run("python", "labs/start.py", "2", cwd=tmp_path)
     assert "grade it: python labs/check.py my_labs/lab02_ddp.py" in done.stdout
     done = run("python", "labs/check.py", "my_labs/lab02_ddp.py", "--step", "1", cwd=tmp_path)
     assert "step 1  blank" in done.stdout
-    (tmp_path / "graders").rename(tmp_path / "elsewhere")
-    done = run("python", "labs/check.py", "x.py", cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("check.py needs the folder ")
-    assert "graders, which does not exist. Use a complete copy" in done.stderr
+    for number, folder in enumerate(["src/worldsize/execution", "graders"]):
+        (tmp_path / folder).rename(tmp_path / f"elsewhere{number}")
+        done = run("python", "labs/check.py", "x.py", cwd=tmp_path)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert done.stderr.startswith("check.py needs the folder ")
+        assert f"{folder}, which does not exist. Use a complete copy" in done.stderr
 
 
 UNDER_A_HOOK = """

@@ -15,9 +15,7 @@ import pytest
 from conftest import Book
 from processes import HANG, left_behind, until
 
-from graders import host_checks
-from graders import runner as grading
-from worldsize.execution import runner
+from worldsize.execution import host_checks, processes, runner
 
 INPUTS = ["src", "graders", "labs", "Makefile", "tests/conftest.py"]
 ROOT = Path(__file__).resolve().parent.parent
@@ -269,10 +267,10 @@ def test_processes_are_found_without_the_kernels_list_of_children(monkeypatch) -
     with subprocess.Popen(
         ["sh", "-c", "sleep 3600 & echo; wait"], stdout=subprocess.PIPE
     ) as shell:
-        shell.stdout.readline()  # wait until its child has started
-        listed = grading._descendants(shell.pid)
-        monkeypatch.setattr(grading.os.path, "exists", lambda _: False)
-        found = grading._descendants(shell.pid)
+        shell.stdout.readline()  # its child has been started
+        listed = processes.descendants(shell.pid)
+        monkeypatch.setattr(processes.os.path, "exists", lambda _: False)
+        found = processes.descendants(shell.pid)
         monkeypatch.undo()
         for process in (*listed, shell.pid):
             os.kill(process, signal.SIGKILL)

@@ -351,10 +351,9 @@ def blocks(text: str, language: str) -> list[tuple[str, str]]:
 
 def test_contributing_quotes_what_stands_in_the_files() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
-    quoted = [
-        each for each in blocks(text, "python") if each[0].startswith(("graders", "tests"))
-    ]
-    assert len(quoted) == 2
+    fences = [*blocks(text, "python"), *blocks(text, "toml")]
+    quoted = [each for each in fences if each[0].startswith(("graders", "tests"))]
+    assert len(quoted) == 3
     for title, body in quoted:
         assert body in (ROOT / title).read_text("utf-8"), f"{title} has no\n{body}"
 

@@ -1,5 +1,6 @@
 """Tests of the scores: all reports are graded again, and all counts are right."""
 
+import importlib
 import json
 import re
 import tomllib
@@ -10,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 from grading import LABS, ROOT, check, run
 
-from graders import runner, scores
+from graders import scores
 from worldsize.site import scores as table
 
 INPUTS = ["assessment", "src/worldsize/site", "graders", "labs", "tests/grading.py"]
@@ -211,7 +212,8 @@ def test_positional_and_keyword_tensors_are_counted() -> None:
         calls={None: SimpleNamespace()}, _send=lambda message: None, inside=False
     )
     probe.record = lambda name, tensor, *_: sent.append(tensor)
-    gather = runner.Lesson._watched(probe, "all_gather_single", lambda to, one, group: None)
+    lesson = importlib.import_module("graders.rank").Lesson
+    gather = lesson._watched(probe, "all_gather_single", lambda to, one, group: None)
     gather("to", "one", None)
     gather(one="one", to="to", group=None)
     assert sent == ["to", "to"]

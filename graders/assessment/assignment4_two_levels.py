@@ -23,83 +23,9 @@ from graders.dsl import (
     require_equal,
     show,
 )
-from graders.runner import Group
+from graders.protocol import Group
 
-HINTS = {
-    "not_all": "dist.new_group is a collective. Every rank must call it for every group, in "
-    "the same order, also for the groups to which it does not belong.",
-    "outside": "A group must contain only ranks that exist. Look at where you use the "
-    "number of ranks, and where you use the number of nodes.",
-    "two_groups": "make_groups must return two groups: that of the node, and then the rail.",
-    "node": "The ranks of a node are neighbours in number. With local = 2, the nodes are the "
-    "ranks 0 and 1, then 2 and 3. The group of the node comes first in the result.",
-    "rail": "A rail contains one rank of each node, and these ranks are `local` apart in "
-    "number. The number of rails is the number of ranks in a node.",
-    "between": "Only 1/local of the tensor may be sent between the nodes. First reduce-scatter "
-    "within the node, so that each rank is responsible for one piece.",
-    "padded_always": "A length that is a multiple of local needs no padding. Look at the "
-    "number of elements that you add in this case: it must be 0.",
-    "not_padded": "The length of the tensor need not be a multiple of local. Pad it at its "
-    "end, and leave the padding out of the result.",
-    "piece_size": "The sizes do not fit together, although this length needs no padding. A "
-    "piece must have 1/local of the elements of the padded tensor, where local is the number "
-    "of ranks in the group of the node.",
-    "one_node": "The result is the sum over one node only. The rails must add the pieces of "
-    "the nodes.",
-    "twice": "Some values are added more than once. After the reduce-scatter, a rank must work "
-    "only with its own piece.",
-    "not_gathered": "Each rank has the sum in its own piece only, and the other pieces lie on "
-    "the other ranks of its node. Gather them within the node.",
-    "not_sum": "The function must return the sum over all ranks, and not the mean.",
-    "not_waited": "Your code does not wait for an all-reduce that it starts. Pass no async_op, "
-    "or call wait() on the Work before you use the piece.",
-    "in_place": "The tensor of the caller still has its old values. Copy the sum into it.",
-    "wire": "The tensor that is sent must be bf16.",
-    "not_sent": "The hook must send the bucket with one dist.all_reduce, with async_op=True.",
-    "future": "The hook must return a future, because DDP waits for it later. "
-    "work.get_future() is one, and its method then() makes a new one.",
-    "mean": "The future must contain the mean over all ranks in fp32. DDP does not divide "
-    "again.",
-    "no_feedback": "The rounding error of every step is lost. Keep the value before rounding "
-    "minus the value that you sent, and add this difference to the next gradient before you "
-    "round it.",
-    "feedback_of_gradient": "Compute the rounding error from the value that you rounded, and "
-    "not from the gradient alone. This value is the gradient plus the rounding error that you "
-    "kept in the step before.",
-    "feedback_scale": "What is kept must have the scale of the gradient. If you divide before "
-    "you round, multiply what was sent by the world size again.",
-    "shared": "Each bucket needs its own residual, which must stay until this bucket "
-    "comes again. Keep one for each bucket.index().",
-    "state": "The rounding error must be stored in `state`, because each training run has its "
-    "own Feedback object. Store nothing in the function or in a global variable.",
-    "waits": "The hook must not wait, because DDP cannot go on with backward until the hook "
-    "returns. Start the all-reduce with async_op=True, and do the rest in a callback of its "
-    "future.",
-    "too_often": "The weights must be averaged only once in every `every` steps, because each "
-    "average costs a collective. Look at the condition under which you average.",
-    "when": "With every = 3, the weights must be averaged after the steps 3, 6 and so on. "
-    "Increase the count of steps before you compare it with `every`.",
-    "never": "After `every` steps, the weights of the ranks must be equal. Look at whether "
-    "every rank gets the mean, and copies it into its weights.",
-    "all_weights": "Every parameter must be averaged, and each must get its own "
-    "piece of the flat tensor.",
-    "all_groups": "An optimizer may have several groups of parameters, and the weights of all "
-    "of them must be averaged. Look at which of optimizer.param_groups you use.",
-    "sum": "The weights are the sum over the ranks. Divide it by the number of ranks.",
-    "one_rank": "All ranks have the weights of one rank. They must have the mean over all "
-    "ranks.",
-    "of_gradients": "The weights became the mean of the gradients. Average the parameters "
-    "themselves, and not p.grad.",
-    "one_by_one": "Each average must be one collective. Put the weights of all parameters, and "
-    "of all groups of the optimizer, into one flat tensor.",
-    "gradients": "The optimizer must step before the average, because otherwise its last step "
-    "is missing in the mean.",
-    "no_step": "The optimizer must use the gradients in every step. Call optimizer.step() in "
-    "each call of step(), and leave the gradients as they are before it.",
-    "other": "No known mistake gives these numbers. Compare your result with that of one "
-    "all_reduce, on two ranks.",
-}  # fmt: skip
-LAB = Lab(HINTS)
+LAB = Lab()
 step = functools.partial(LAB.step, world_sizes=(4,))
 
 

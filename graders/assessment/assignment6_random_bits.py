@@ -9,100 +9,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from graders.dsl import Lab, Passes, Watch, at_most, import_late_parts, require_equal
-from graders.runner import Wrong
+from graders.protocol import Wrong
 
-HINTS = {
-    "rounds": "The number of rounds is wrong. Philox4x32-10 has ten rounds.",
-    "key": "The keys of the rounds are wrong. The first round uses the key as it is. After "
-    "each round, add the first word of WEYL to the first word of the key, and the second word "
-    "to the second word. Keep 32 bits of each sum. Also check where each word of the key is "
-    "used.",
-    "multipliers": "The two multipliers are exchanged. MULTIPLIERS[0] belongs to the word a, "
-    "and MULTIPLIERS[1] to the word c.",
-    "halves": "The high and the low halves of the products are exchanged. Look at the order "
-    "in which multiply() returns them.",
-    "words": "The four new words of a round are wrong. All of them are computed from the four "
-    "old words. Look for a word that is overwritten before it is used, for two words that are "
-    "exchanged, and for an operation other than an exclusive or.",
-    "dimensions": "The result must be one tensor of the shape and the dtype of the counters, "
-    "[..., 4] in int64. There may be any number of dimensions before the last one. Look for "
-    "an index, a stack or a reshape that assumes two dimensions.",
-    "in_place": "The function changed a tensor that it received. It must leave its inputs as "
-    "they are. Look for functions whose names end in _, and for augmented assignments.",
-    "none": "A function returned None where a result is needed. Look for a `return` that is "
-    "missing.",
-    "dtype": "The numbers must be fp32.",
-    "range": "The numbers are near the right ones, but not equal, or not in [0, 1). An fp32 "
-    "number has 24 bits, so exactly the 24 high bits of a word are used. They are an integer "
-    "below 2^24. Look at the shift and at the divisor.",
-    "low_bits": "The numbers are made of the low bits of the words. The 24 high bits of the "
-    "32 must be used.",
-    "counter": "The numbers come from other counters or from another key. The counter of the "
-    "element i is (i // 4, offset), and the key is the seed. Each of these three has 64 bits, "
-    "which are two words, the low word first.",
-    "length": "The call did not return a tensor of n numbers. The first and the last counter "
-    "may be used only in part. Look at the number of counters, and at the place where the "
-    "words are cut.",
-    "position": "The number of an element depends on where the call begins. The element i "
-    "must always get the word i % 4 of the counter i // 4, even if `first` is not a multiple "
-    "of 4.",
-    "offset": "The offset is not used, or only its low 32 bits are.",
-    "seed": "The high 32 bits of the seed are not used. A seed has 64 bits.",
-    "not_scaled": "The elements that are kept have the wrong values. They must be divided by "
-    "1 - p, once in forward and once in backward, so that the mean stays the same.",
-    "share": "The wrong elements are zero. An element is kept if its uniform number is p or "
-    "larger, so about the fraction p of the elements becomes zero.",
-    "stored": "A tensor as large as x is saved for backward. backward must draw the mask "
-    "again, from a few numbers that forward has saved.",
-    "mask": "Zeros are not where they should be. The mask must come from the numbers that "
-    "uniform() returns for this seed and this offset, for the elements from `first` on.",
-    "other_mask": "The mask of the gradient is not that of the output. backward must draw it "
-    "with the same arguments as forward.",
-    "state": "A result depends on other calls that came in between. Keep everything in ctx or "
-    "in local variables, and nothing on the class, on the layer or in a global variable.",
-    "first": "A part of the tensor gets another mask than it gets inside the whole tensor. "
-    "The mask must depend on `first`, which is the place of the part, in forward and in "
-    "backward.",
-    "strided": "Dropout fails for a transposed x, whose numbers do not lie next to each other "
-    "in memory. Look for a view().",
-    "grad_count": "backward must return one value for each argument of forward, in the same "
-    "order. Arguments without a gradient get None.",
-    "like_x": "The result must have the shape and the dtype of x.",
-    "fractions": "The result contains numbers that are not integers.",
-    "same_way": "All equal numbers were rounded in the same direction. Some of them must be "
-    "rounded up and some down, so each element needs a different uniform number.",
-    "biased": "The mean of the results is not x. The fraction is the distance from the next "
-    "lower integer, also for negative numbers. The probability to round up must be this "
-    "fraction.",
-    "draws": "Equal seeds and offsets must give equal results, and a different seed or offset "
-    "must give a different result. Look at the arguments with which the uniform numbers are "
-    "drawn.",
-    "moves_integers": "An integer was changed. Its fraction is 0, so it must never be rounded "
-    "up. Check two cases. A uniform number can be exactly 0. For a large x, rounding x + u to "
-    "fp32 can give the next integer.",
-    "pair": "quantize_rows must return two tensors: the codes and the scales.",
-    "codes": "The codes must be int8, of the shape of x, and there is one scale for each row, "
-    "of the shape [rows, 1].",
-    "zero_row": "A row of zeros must get the scale 1. Otherwise 0 is divided by 0.",
-    "wraps": "Some codes do not have the sign of their number. Symmetric means that 0 becomes "
-    "0. The codes are between -127 and 127, because 128 does not fit into int8 and wraps "
-    "around to -128.",
-    "one_scale": "All rows have the same scale, so a row of small numbers loses its digits. "
-    "Each row needs its own scale.",
-    "unused": "The scale of a row is wrong. After the division by the scale, the largest "
-    "absolute value of the row must be exactly 127.",
-    "nearest": "Some codes are not the nearest integers. Look at how you convert the divided "
-    "numbers to integers.",
-    "int8_sums": "The sums wrapped around. A sum of products of int8 numbers needs int32.",
-    "dequantized": "The product is computed in floating point. The codes must be multiplied "
-    "as integers, and the integer sums are scaled afterwards.",
-    "scales": "The result has the wrong scale. Each sum belongs to a row of x and to an "
-    "output channel, and both have a scale.",
-    "bias": "The bias is missing, or it was multiplied by the scales. It is added at the end.",
-    "no_bias": "A linear layer may have no bias. Then its bias is None.",
-}  # fmt: skip
 import_late_parts()
-LAB = Lab(HINTS)
+LAB = Lab()
 CRASHES = {"NoneType": "none", "incorrect number of gradients": "grad_count"}
 LOW = 2**32 - 1
 

@@ -10,92 +10,10 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from graders.dsl import Lab, Passes, Watch, at_most, import_late_parts, require_equal
-from graders.runner import Wrong
+from graders.protocol import Wrong
 
-HINTS = {
-    "none": "A function returned None where a result is needed. Look for a `return` that is "
-    "missing.",
-    "form": "samples() must return a list of pairs. A pair is a list of tensors and a limit, "
-    "which is a number.",
-    "shared": "Two calls of samples() return the same tensors. A patch that works in place "
-    "changes them, and the next test then gets the changed numbers. Make them anew in each "
-    "call.",
-    "random": "Two calls of samples() return different numbers, so the results of two "
-    "functions cannot be compared. Use fixed numbers, or set the seed in the function.",
-    "slow_fails": "The slow function itself fails for a sample, so the sample cannot test a "
-    "patch. Each element of a gradient needs its own place in memory, and a gradient must not "
-    "require gradients.",
-    "good_refused": "Your samples reject a correct patch. The results of a correct patch may "
-    "differ from those of the slow function by rounding. Look for infinities and NaN in your "
-    "samples.",
-    "always_clips": "A patch that also makes short gradients longer passes your samples. One "
-    "sample needs a norm that is below the limit and not zero.",
-    "never_clips": "A patch that never clips passes your samples. One sample needs a norm "
-    "above the limit.",
-    "none_given": "A patch that fails without any gradient passes your samples. One sample "
-    "needs an empty list.",
-    "empty": "A patch that fails for a tensor without elements passes your samples. One "
-    "sample needs such a tensor.",
-    "strides": "A patch that scales a contiguous copy, and not the gradient itself, passes "
-    "your samples. One sample needs a gradient that is not contiguous, and a limit at which "
-    "it is clipped.",
-    "dtypes": "A patch that takes all gradients for one dtype passes your samples. One sample "
-    "needs gradients of two dtypes in one list.",
-    "overflow": "A patch whose squares become infinite in fp16 passes your samples. One "
-    "sample needs fp16 numbers whose squares are above 65504, the largest number of fp16.",
-    "zeros": "A patch that divides by the norm passes your samples. One sample needs only "
-    "gradients that are zero.",
-    "pair": "compare() must return two values: one of the words, and the ratio.",
-    "rounds": "The number of calls does not grow with `rounds`. Each round calls old and new.",
-    "cold": "The first call of each function was much slower than all later ones, and it was "
-    "measured. Call both functions before you measure.",
-    "ratio": "The ratio is wrong. It is the time of old divided by the time of new, as the "
-    "given clock measures them, so it is 2 for a patch that is twice as fast.",
-    "words": 'The word does not fit the ratio. A patch that takes less time than before is '
-    '"faster", and one that takes more time is "slower".',
-    "missed": 'There is a difference, and the verdict is "same". A difference of at least 2% '
-    'in which nine of ten rounds agree must be reported, in both directions.',
-    "order": "The machine became slower during the measurement, and the verdict blames the "
-    "patch. A slow machine must affect both functions equally often. Look at the order of the "
-    "calls.",
-    "by_round": "The two functions were compared although the machine was faster for one of "
-    "them. Each ratio must come from two times of the same round.",
-    "outlier": "The ratio is not the median of the ratios of all rounds. A few rounds that "
-    "are much slower or faster must not change it.",
-    "agreement": "Exactly nine of ten rounds agree, which is enough for a difference.",
-    "noise": "The rounds do not agree, and the verdict is a difference. At least nine of ten "
-    "rounds must agree.",
-    "small": "The ratio is less than 2% from 1, and the verdict is a difference.",
-    "not_a_commit": "bisect() must return one of the names in `commits`, and not its index.",
-    "wrong_commit": "This is not the first slow commit. One bound must always be a commit "
-    "that is known to be fast, and the other a commit that is known to be slow. The search "
-    "ends when they are neighbours.",
-    "commits": "The list of commits of the caller was changed. Move two bounds instead.",
-    "too_many": "More commits were measured than a search that halves the range needs.",
-    "too_often": "A commit was measured more than three times. Measuring is expensive.",
-    "noisy_bisect": "Slow measurements of fast commits misled the search. Two of the three "
-    "times of each commit were too slow here, but none is ever too fast. Look at which of the "
-    "three you use.",
-    "not_in_place": "The tensors of the caller have not been changed. Scale them in place, "
-    "and do not put new tensors into the list.",
-    "no_gradients": "fast_clip fails if there is no gradient at all. The slow function "
-    "returns a norm of 0 then.",
-    "norm": "fast_clip must return the norm of all gradients before clipping, as an fp32 "
-    "tensor without dimensions.",
-    "not_same": "The results of fast_clip and slow_clip differ for the sample that is named. "
-    "Compare the two functions on this sample, first the norms, and then the gradients.",
-    "host": "The host waits for a value of a tensor. This happens in item(), tolist(), "
-    "numpy(), cpu() and float(), and in an `if` or a min() of tensors. Everything can be "
-    "computed by operators on tensors.",
-    "copies": "One launch created new tensors that are together as large as all gradients. "
-    "Use operators that change the gradients in place.",
-    "launches": "The number of launches grows with the number of gradients. Look for a loop "
-    "over gradients. The operators torch._foreach_… take the whole list in one launch.",
-    "many_launches": "The number of launches does not grow with the number of gradients, but "
-    "it is too large. Look for operators on the norm and on the scale that are not needed.",
-}  # fmt: skip
 import_late_parts()
-LAB = Lab(HINTS)
+LAB = Lab()
 CRASHES = {"NoneType": "none"}
 
 

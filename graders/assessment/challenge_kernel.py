@@ -10,35 +10,7 @@ import torch
 from graders.dsl import Lab, Passes, Wrong, at_most, require, require_equal
 from graders.labs.lab06_cuda_basics import filled, place
 
-HINTS = {
-    "compile": "This is the first complaint of the compiler, and later ones often follow "
-    "from it. Keep the name and the parameters of the kernel. It is launched with a block of "
-    "256 threads for each row.",
-    "fault": "The last row ends where x ends, and a row may have fewer than 4,096 numbers. "
-    "Check each index against `columns`. A thread may read what other threads have written "
-    "only behind a barrier.",
-    "codes": "A scale is the largest |x| of the whole row, divided by 127. A code is x / "
-    "scale, rounded to the nearest integer. rintf rounds, but a cast alone cuts off.",
-    "far": "The lanes of a warp read or write numbers that are far from each other, and each "
-    "lane needs a different sector. Let neighbouring threads take neighbouring numbers.",
-    "twice": "Memory moves x more than once: once for the largest number, and again for the "
-    "codes. Keep the numbers of a thread in registers in between.",
-    "stores": "x is read only once, but the stores move more bytes than the results have. Let "
-    "a thread store four codes with one store, and let only one thread store the scale.",
-    "narrow": "There are more requests than necessary. A thread can load 16 bytes at once, "
-    "as float4, and store four codes at once.",
-    "banks": "Each load or store of a warp in shared memory is at least one pass, and more "
-    "if its lanes meet in a bank. Shuffles do not need shared memory, and they can also find "
-    "the largest of the numbers of the eight warps.",
-    "local": "If the compiler does not know an index into an array, the array is in local "
-    "memory, which is device memory. Let every loop over the array have a constant end, and "
-    "write #pragma unroll before it.",
-    "registers": "If a thread uses more than 64 registers, an SM has room for fewer than "
-    "half of its threads, and too few loads are in flight.",
-    "gpu": "The counts are right, but the GPU waits. Profile the kernel with ncu: how many "
-    "bytes are in flight, and what do the warps wait for?",
-}  # fmt: skip
-LAB = Lab(HINTS)
+LAB = Lab()
 LAB06 = sys.modules[LAB.finished.Kernels.__module__]
 
 
@@ -111,7 +83,8 @@ def code(submission, reference, lesson):
 CLOCK = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from graders.runner import lab_of, load
+from graders.rank import load
+from graders.step import lab_of
 finished = lab_of("challenge_kernel").finished
 print(finished.share_of_copy(load(sys.argv[2]).fast))
 """

@@ -9,37 +9,8 @@ import torch._dynamo  # once here, not in every process
 
 from graders.dsl import Lab, Passes, at_most, import_late_parts, require, require_equal
 
-HINTS = {
-    "moved": "FastLamb may move the parameters to other memory, but their values must stay "
-    "the same.",
-    "update": "The update is Adam's: both moments are divided by 1 - beta to the power of "
-    "the number of the step. Then the decay is added. The ratio and the rate come last. "
-    "Nothing of an earlier step may remain in a sum.",
-    "ratio": "Each parameter has its own ratio: the norm of the parameter divided by the "
-    "norm of its update. The decay is a part of the update. Both norms are taken before the "
-    "parameter changes.",
-    "zeros": "A parameter of zeros must have the ratio 1, or it would never move. Note that "
-    "0 / 0 is NaN.",
-    "gradients": "The step does not use the gradients as they are. A backward pass adds to "
-    "the p.grad that exists, and makes a new tensor if there is none. The step must leave "
-    "the gradients unchanged.",
-    "waits": "The host reads a number from the device, and launches nothing until it is "
-    "there. torch.where decides on the device.",
-    "grows": "There is still a loop over the parameters. Operators on lists "
-    "(torch._foreach_*) need few launches, and so do tensors that contain all parameters.",
-    "graph": "torch.compile cannot make one graph of the step, so a CUDA graph is not "
-    "possible either. What does the step read on the host, or decide there?",
-    "again": "The step was compiled again, or a later step has the numbers of the first one. "
-    "A number in Python is a constant of the graph. Count the steps in a tensor on the "
-    "device.",
-    "kernels": "Inductor puts elementwise operators and a sum over rows into one kernel. "
-    "What cuts the graph: a call of a library, slices that are written one by one, or a "
-    "change of shape?",
-    "gpu": "The counts are right, but the GPU is slow. Read a trace: does the host still "
-    "launch kernels, and what is between the kernels?",
-}  # fmt: skip
 import_late_parts()
-LAB = Lab(HINTS)
+LAB = Lab()
 
 
 def made(submission, reference, count: int = 6):
@@ -176,7 +147,8 @@ def graph(submission, reference, lesson):
 CLOCK = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
-from graders.runner import lab_of, load
+from graders.rank import load
+from graders.step import lab_of
 finished = lab_of("challenge_launches").finished
 true, slow = finished.ten(finished.SlowLamb)
 found, fast = finished.ten(load(sys.argv[2]).FastLamb, captured=True)

@@ -28,147 +28,13 @@ from torch import nn
 from torch.optim import optimizer as optimizers
 from torch.utils.data import DataLoader, dataloader
 
-from graders import runner
+from graders import supervisor
 from graders.dsl import ROOT, Lab, before, require, show
-from graders.runner import Judge, Lesson, Workspace, Wrong, load
+from graders.protocol import Judge, Wrong
+from graders.rank import Lesson, load
+from graders.supervisor import Workspace
 
-# What is wrong, and where to look. `MORE` says how to fix it.
-HINTS = {
-    "returned": "train must return what its docstring says. A function without a `return` "
-    "returns None.",
-    "steps": "The number of updates is different. One update uses 64 samples, and every "
-    "sample of an epoch is used.",
-    "first": "The first loss is already different. Before the first update, only the data, "
-    "their order, the normalisation and the first weights of the model matter. Compare your "
-    "first batch with the first batch of the slow program.",
-    "later": "The first loss is right, so the forward pass is right. Look at what comes "
-    "after it: gradients that add up, clipping, the optimizer, the order of the later "
-    "batches.",
-    "unseen": "The losses of training are right, but the mean loss over the validation "
-    "samples is not. Does every validation sample count exactly once, and do all count "
-    "equally? Is there one mean for each epoch?",
-    "log": "Other people read log.csv. It must have one line for each step, with the number "
-    "of the step and its loss, and nothing else. The first step has the number 1.",
-    "settings": "The optimizer does not have the settings of the slow program. The difference "
-    "is small after four steps, but it becomes large in a long training run.",
-    "elsewhere": "On an accelerator, two inputs of one operator are on different devices. The "
-    "line that is named above is the first one that fails.",
-    "device_curve": "The losses are right on the CPU, but not on the device. Look for a copy "
-    "whose result was used before the copy was done, or for a precision that is too low.",
-    "read": "How often does your program open the file? Put a print into the function that "
-    "reads it.",
-    "lists": "How many Python objects does a batch consist of, on its way from the file to a "
-    "tensor?",
-    "workers": "Look at the worker processes (in top, or print their pids) when an epoch "
-    "begins.",
-    "micro": "How many samples are in one forward pass, and how many would fit into memory?",
-    "float64": "Print the dtype of the input of a convolution. Which line makes it so?",
-    "no_autocast": "In which precision should convolutions run on an accelerator?",
-    "converted": "The parameters themselves have 16 bits, so small updates are lost. Which "
-    "line converts them?",
-    "scaler": "For which number format was loss scaling invented? Does your program use this "
-    "format?",
-    "pageable": "A copy to the device can run while the host works, but here the host waits "
-    "for each copy. What must be true of the memory that is copied, and of the call?",
-    "constants": "Some of the tensors that are copied to the device are the same in every "
-    "step. Which ones?",
-    "asks": "In every step the host reads a number from the device, and it waits until the "
-    "number is there. Which lines need a number?",
-    "synchronize": "In every step the host waits until the device has done everything. Which "
-    "line waits, and who needs this?",
-    "clip": "Between the backward pass and the update, the host reads one number for each "
-    "parameter. Which function does this?",
-    "launches": "Count the operators in one forward pass. Launching a kernel costs the same "
-    "for few numbers as for many.",
-    "optimizer": "How many kernels does one update launch, and how many parameters are there?",
-    "format": "Convolutions of images are fastest with one order of the numbers in memory. "
-    "Print stride() of the input of a convolution.",
-    "histograms": "In every step, large tensors are copied from the device to the host. Who "
-    "reads the result?",
-    "log_opened": "Files are opened for writing in every step. How often does someone read "
-    "them?",
-    "garbage": "A call goes through all Python objects of the process, again and again. "
-    "Which one?",
-    "anomaly": "A setting for debugging is on. It records a stack trace for every operator.",
-    "recompiles": "The model is compiled again and again. TORCH_LOGS=recompiles prints how "
-    "often, and the reason.",
-    "debug_backend": "Which backend does torch.compile use, and does this backend make "
-    "anything faster?",
-    "replicas": "The model is wrapped for several devices in one process. How many devices "
-    "are there?",
-    "eval_graph": "Evaluation has no backward pass, but it stores everything for one.",
-    "slow": "First fix what the other steps name. If nothing is left, profile the program "
-    '(chapter "Memory and performance"), and look at what train does apart from its steps.',
-}  # fmt: skip
-MORE = {
-    "returned": "Return the losses of all steps and the validation losses of all epochs, as "
-    "two lists.",
-    "steps": "Use BATCH samples for each update, and leave `order` as it is.",
-    "first": "Call torch.manual_seed(0), then Net(). Take the samples that order(n, epoch) "
-    "gives. Divide the pixels by 255, then subtract the mean and divide by the standard "
-    "deviation.",
-    "later": "Divide the loss only if there are micro-batches. Call zero_grad after each "
-    "update. Clip the norm of all gradients together to CLIP. Use AdamW with RATE, and "
-    "order(n, epoch).",
-    "unseen": "A mean of means is right only if all batches have the same size. Multiply "
-    "each mean by the number of its samples, add up, and divide by the number of all samples.",
-    "log": 'Write f"{step},{loss}\n" for all steps, at the end of each epoch or of the '
-    "training.",
-    "settings": "Use torch.optim.AdamW with lr=RATE for all parameters. Only fused and "
-    "foreach may differ from the defaults.",
-    "elsewhere": "Make constants of the forward pass with device=x.device, or register them "
-    "with register_buffer.",
-    "device_curve": "Keep parameters, losses and sums in fp32, and use autocast with bf16. "
-    "Wait for an event before you fill a pinned buffer again.",
-    "read": "Read the file once, in __init__ or before the first epoch. If it does not fit "
-    "into memory, call torch.load(path, mmap=True) once.",
-    "lists": "Keep tensors. Index the tensor of all images with a tensor of indices: then a "
-    "batch is one operator.",
-    "workers": "Make one DataLoader for all epochs, with persistent_workers=True. Or use no "
-    "workers, because a batch costs less than a process here.",
-    "micro": "Micro-batches are for batches that do not fit into memory. 64 images do fit: "
-    "use one forward pass, without PARTS.",
-    "float64": "Use torch.float32 where the batch is made, and do not call .double() on the "
-    "model.",
-    "no_autocast": "Compute forward and loss within torch.autocast(device.type, "
-    "dtype=torch.bfloat16).",
-    "converted": "Leave the parameters in fp32. autocast converts the inputs of each "
-    "operator.",
-    "scaler": "Only fp16 needs loss scaling, because its exponent is small. Remove "
-    "GradScaler. In every step it also asks the device whether a gradient was infinite.",
-    "pageable": "Use pin_memory=True and to(device, non_blocking=True). Small data can also "
-    "be copied to the device as a whole before the first step.",
-    "constants": "Register mean and standard deviation with register_buffer, so that they "
-    "move with the model, once.",
-    "asks": "Use losses.append(loss.detach()), and one tolist() at the end of the epoch or "
-    "of the training.",
-    "synchronize": "Remove it. To measure, synchronize before the first step and after the "
-    "last one.",
-    "clip": "nn.utils.clip_grad_norm_ computes the norm and the factor on the device.",
-    "launches": "Replace the loop over groups by nn.GroupNorm.",
-    "optimizer": "Use fused=True, or at least the default. With foreach=False, AdamW loops "
-    "over the parameters.",
-    "format": "The file already has the channels last. images.permute(0, 3, 1, 2) without "
-    "contiguous() keeps them last in memory. Call "
-    "model.to(memory_format=torch.channels_last) as well.",
-    "histograms": "Write histograms once an epoch, or never.",
-    "log_opened": "Collect the lines, and write them once an epoch.",
-    "garbage": "Remove gc.collect(). If memory grows, find what keeps it: often a list of "
-    "losses with their graphs.",
-    "anomaly": "Remove set_detect_anomaly(True). Use it only to find the step that makes a "
-    "NaN.",
-    "recompiles": "An attribute that is an int and changes in forward is a constant for the "
-    "compiler, so each value needs a new compilation. Remove self.calls, or count outside of "
-    "the model.",
-    "debug_backend": 'The backends "eager" and "aot_eager" are for finding bugs. Use the '
-    "default backend for a long training. This training is short, so do not compile.",
-    "replicas": "Remove nn.DataParallel. For several GPUs use DistributedDataParallel.",
-    "eval_graph": "Evaluate within torch.no_grad() or torch.inference_mode().",
-    "slow": "Use torch.profiler.profile() around train, and sort by cpu_time_total. A "
-    "compilation counts, and takes longer than this training.",
-}  # fmt: skip
-
-LAB = Lab(HINTS, more=MORE, isolate_steps=False)
+LAB = Lab(isolate_steps=False)
 EPOCHS, TRAIN, UNSEEN = 2, 128, 64  # of the run on the CPU; on the toy it is one epoch
 ON_TOY_SAMPLES = 192, 64
 # how far a loss may be off: on the CPU; in bf16 on the toy; in bf16 after more steps on a GPU
@@ -560,10 +426,10 @@ def facts(bench: Workspace, what: str) -> dict[str, Any]:
     """What one run of the learner's program came to; each runs once for all steps."""
     known = SEEN.setdefault(bench.runner, {})
     if (bench.path, what) not in known:
-        longer = max(bench.runner.limit, LONG)
-        with (
-            mock.patch.object(bench.runner, "limit", longer),
-            mock.patch.object(runner, "OWN", 1.0),  # the slow program runs in the rank itself
+        longer = max(bench.limit, LONG)
+        with (  # the slow program runs in the rank itself
+            mock.patch.object(bench.supervisor, "limit", longer),
+            mock.patch.object(supervisor, "OWN_FRACTION", 1.0),
         ):
             known[bench.path, what] = bench.group(1, what=what).ranks[0].facts
     return known[bench.path, what]

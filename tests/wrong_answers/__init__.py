@@ -30,14 +30,17 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 GRADING = (
-    "graders/__init__.py", "graders/sandbox.py", "graders/runner.py", "graders/scores.py",
-    "graders/dsl.py",
+    "graders/__init__.py", "graders/common.hints.toml", "graders/dsl.py", "graders/hints.py",
+    "graders/protocol.py", "graders/rank.py", "graders/sandbox.py", "graders/scores.py",
+    "graders/step.py", "graders/supervisor.py", "graders/verdict.py",
+    "src/worldsize/__init__.py", "src/worldsize/execution",
     "labs/check.py", "labs/cuda_on_cpu.py", "labs/start.py", "tests/grading.py",
     "tests/wrong_answers/__init__.py",
 )  # fmt: skip
 ASSESSED = (
     "assessment", "graders/assessment", "graders/labs/lab06_cuda_basics.py",
-    "graders/labs/lab07_pytorch_gpu.py", "labs/lab06_cuda_basics.py",
+    "graders/labs/lab06_cuda_basics.hints.toml", "graders/labs/lab07_pytorch_gpu.py",
+    "graders/labs/lab07_pytorch_gpu.hints.toml", "labs/lab06_cuda_basics.py",
     "labs/lab07_pytorch_gpu.py", "tests/whole_runs.py",
 )  # fmt: skip
 
@@ -141,6 +144,7 @@ class Answer:
         return (
             str(program),
             f"graders/labs/{name}.py",
+            f"graders/labs/{name}.hints.toml",
             f"tests/wrong_answers/{table}.py",
             *GRADING,
         )

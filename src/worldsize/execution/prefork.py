@@ -40,6 +40,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import NoReturn
 
+from worldsize.execution.processes import end_with_parent
 from worldsize.model import ROOT
 from worldsize.model.program import LAUNCH
 
@@ -200,7 +201,7 @@ def _run_in_child(
 
     from worldsize.execution import prefork_imports
 
-    _end_with_parent()
+    end_with_parent()
     multiprocessing.set_start_method(None, force=True)  # undo the choice of the fork server
     os.setsid()
     # A shell lets background jobs ignore these signals. A command in a terminal receives them.
@@ -408,14 +409,6 @@ def _run_forked(
     _run_tool(words[0], words[1:])
 
 
-def _end_with_parent() -> None:
-    """Let the kernel kill this process as soon as its parent process ends (Linux only)."""
-    import ctypes
-
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-
-
 def _status_of(body: Callable[[], int | object]) -> int:
     """Return the exit status that an interpreter would have, and print the same messages."""
     try:
@@ -495,7 +488,7 @@ def _torchrun(arguments: list[str]) -> int:
     for rank in range(world_size):
         pid = os.fork()
         if pid == 0:
-            _end_with_parent()
+            end_with_parent()
             listener.close()
             own = {"RANK": rank, "LOCAL_RANK": rank, "ROLE_RANK": rank}
             os.environ.update({key: str(value) for key, value in (common | own).items()})

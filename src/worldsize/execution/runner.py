@@ -27,8 +27,9 @@ from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
 
-from graders import host_checks
+from worldsize.execution import host_checks
 from worldsize.execution.prefork import TAG, Launcher
+from worldsize.execution.processes import Process, running_processes
 from worldsize.model import atomic_write
 
 INHERITED_VARIABLES = re.compile(
@@ -143,88 +144,6 @@ def _python_folder() -> str:
 # --- processes -------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Process:
-    """A running process, with the properties that a run needs."""
-
-    pid: int
-    parent: int = field(compare=False)  # changes when the parent ends
-    session: int
-    command: str
-    state: str = field(default="S", compare=False)  # the letter that /proc and ps print
-    ticks: int = field(default=0, compare=False)  # processor time of this process
-    waited: int = field(default=0, compare=False)  # processor time of its ended children
-
-    def variables(self) -> dict[str, str]:
-        """Return the variables that it was started with; none if they cannot be read."""
-        try:
-            text = Path(f"/proc/{self.pid}/environ").read_bytes().decode(errors="replace")
-        except OSError:
-            return {}
-        return dict(entry.split("=", 1) for entry in text.split("\0") if "=" in entry)
-
-    def send(self, number: signal.Signals) -> None:
-        """Send a signal to the process, if it still exists."""
-        with contextlib.suppress(OSError):
-            os.kill(self.pid, number)
-
-
-def _processes(dead: str = "ZX") -> set[Process]:
-    """Return all visible processes of this machine, from /proc on Linux and from ps elsewhere.
-
-    ``dead`` contains the states that are left out; the empty string leaves out none.
-    """
-    if Path("/proc/self/stat").exists():
-        found = map(_from_proc, filter(str.isdigit, os.listdir("/proc")))
-        return {process for process in found if process and process.state not in dead}
-    columns = "pid=,ppid=,sess=,state=,command="
-    listing = subprocess.run(
-        ["ps", "-A", "-o", columns], capture_output=True, text=True, check=False
-    )
-    processes = set()
-    for line in listing.stdout.splitlines():
-        pid, parent, session, state, *command = line.split(None, 4)
-        if state[0] not in dead:
-            number = int(session) if session.isdigit() else 0
-            words = " ".join(command)
-            processes.add(Process(int(pid), int(parent), number, words, state[0]))
-    return processes
-
-
-def _from_proc(pid: str) -> Process | None:
-    """Return the process with this entry in /proc; None if it has ended."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-        command = Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return None
-    state, parent, _, session, *more = stat.rsplit(")", 1)[1].split()
-    text = command.replace(b"\0", b" ").decode(errors="replace").strip()
-    own, waited = (int(more[n]) + int(more[n + 1]) for n in (7, 9))
-    numbers = int(pid), int(parent), int(session)
-    return Process(*numbers, text, state, own, waited)
-
-
-def processor_seconds() -> float:
-    """Return the processor time in seconds of this process and of all that it has started."""
-    # An ended process is counted until its parent waits for it. From then on, its time is part
-    # of the parent's time.
-    everyone, inside, size = _processes(dead=""), {os.getpid()}, 0
-    while len(inside) > size:
-        size = len(inside)
-        inside |= {p.pid for p in everyone if p.parent in inside}
-    others = (p for p in everyone if p.pid in inside and p.pid != os.getpid())
-    ticks = sum(p.ticks + p.waited for p in others)
-    return sum(os.times()[:4]) + ticks / os.sysconf("SC_CLK_TCK")
-
-
-def end_workers() -> None:
-    """Send SIGTERM to the child processes that are in the same session as this process."""
-    for process in _processes():
-        if process.parent == os.getpid() and process.session == os.getsid(0):
-            process.send(signal.SIGTERM)
-
-
 @dataclass
 class _ProcessTree:
     """The processes of a run: the descendants of ``root``, its session, and all with its tag.
@@ -237,7 +156,7 @@ class _ProcessTree:
     tag: str
 
     def members(self, everyone: set[Process] | None = None) -> list[Process]:
-        alive = [p for p in everyone or _processes() if p.pid != os.getpid()]
+        alive = [p for p in everyone or running_processes() if p.pid != os.getpid()]
         inside, size = {self.root}, 0
         while len(inside) > size:
             size = len(inside)
@@ -267,7 +186,7 @@ class _ProcessTree:
         deadline = time.monotonic() + 30
         seen, looks = set(known), 0  # looks counts the searches in a row that found no process
         while looks < 2 and time.monotonic() < deadline:
-            everyone = _processes()
+            everyone = running_processes()
             seen.update(self.members(everyone))
             alive = seen & everyone
             looks = 0 if alive else looks + 1
@@ -291,7 +210,7 @@ class _ProcessTree:
         for number, process in enumerate(sorted(targets, key=lambda p: (ranks.get(p), p.pid))):
             start = stderr.stat().st_size
             process.send(signal.SIGABRT)
-            _until(lambda process=process: process not in _processes(), EXIT_TIMEOUT)
+            _until(lambda process=process: process not in running_processes(), EXIT_TIMEOUT)
             dump = stderr.read_bytes()[start:].decode(errors="replace")
             name = f"process {number} of {len(targets)}" if len(targets) > 1 else "the process"
             name = f"rank {ranks[process]}" if ranks else name

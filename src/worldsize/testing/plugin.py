@@ -36,8 +36,7 @@ from typing import NoReturn
 
 import pytest
 
-from graders import host_checks
-from worldsize.execution import runner
+from worldsize.execution import host_checks, processes, runner
 from worldsize.execution.prefork import Launcher
 from worldsize.model import BookError, compatibility
 from worldsize.model.page import embedded_files
@@ -170,7 +169,7 @@ def _put_aside_in_one_folder() -> None:
 
 def _interrupt(*_: object) -> NoReturn:
     """SIGTERM does what Ctrl-C does, which a terminal sends to the workers as well."""
-    runner.end_workers()
+    processes.end_workers()
     raise KeyboardInterrupt
 
 
@@ -550,10 +549,13 @@ def inputs_of(item: pytest.Item) -> tuple[str, ...]:
     return (
         *own,
         module,
-        *result_cache.MACHINE,
         "pyproject.toml",
+        "src/worldsize/__init__.py",
+        "src/worldsize/execution/__init__.py",
+        "src/worldsize/execution/host_checks.py",
         "src/worldsize/execution/prefork_imports.py",
         "src/worldsize/execution/prefork.py",
+        "src/worldsize/execution/processes.py",
         "tests/conftest.py",
         "tests/processes.py",
     )
@@ -564,7 +566,7 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem) -> None:
     """Before an item is run: if it passed with the same inputs, do not run it again."""
     session = item.config.stash[SESSION]
     item.stash[STARTED] = time.monotonic()
-    session.worked = session.worked or runner.processor_seconds()
+    session.worked = session.worked or processes.processor_seconds()
     inputs = item.stash[INPUTS] = _inputs(item, session)
     if inputs and not session.repeat_all and session.passed.has(item.nodeid, inputs):
         skip_unchanged(item)
@@ -584,7 +586,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo):
         report.book_inputs = item.stash.get(INPUTS, "")
     if report.when == "teardown" and time.monotonic() - item.stash[STARTED] > WORTH_A_LOOK:
         session, before = item.config.stash[SESSION], item.config.stash[SESSION].worked
-        session.worked = runner.processor_seconds()
+        session.worked = processes.processor_seconds()
         # less than before where something ended for which nobody waits, such as a browser
         report.worked = max(0.0, session.worked - before)
     return report

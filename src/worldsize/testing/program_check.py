@@ -34,7 +34,8 @@ from worldsize.model.transcript import (
     same_line,
 )
 
-LABS = ("labs", "assessment", "graders")  # they stand beside each other, as a learner has them
+# what a learner has, with the same paths as in the repository; the graders use `execution`
+LABS = ("labs", "assessment", "graders", "src/worldsize/__init__.py", "src/worldsize/execution")
 NO_COPIES = shutil.ignore_patterns("__pycache__", "*.txt", ".*")
 TOOLS = ("nvcc", "g++", "ncu", "nsys", "compute-sanitizer")
 PREFORK_LIMIT = 300.0  # seconds: what hangs because it was started warm is found earlier

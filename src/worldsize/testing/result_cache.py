@@ -16,17 +16,12 @@ from pathlib import Path
 from worldsize.model import ROOT, atomic_write
 from worldsize.model.fingerprint import digest
 
-MACHINE = (
-    "graders/__init__.py",
-    "graders/host_checks.py",
-)  # modules of the graders that the engine imports
 ENGINE = tuple(
     ROOT / name
     for name in (
         "src/worldsize/model",
         "src/worldsize/execution",
         "src/worldsize/testing",
-        *MACHINE,
     )
 )
 WHOLE_RUN = "whole run"  # the key of a run of all tests

@@ -1,6 +1,7 @@
-"""Machine: what a grading or a run needs of it, asked first; for the checker and the engine.
+"""Host checks: finds out whether this machine can run ranks, and prepares the process for that.
 
-It imports nothing of either, and no torch.
+The tests and the graders call these functions before they start ranks. This module imports only
+the standard library.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ FULL = os.strerror(errno.ENOSPC)
 
 
 def is_full(error: BaseException) -> bool:
-    """Whether a disk had no room, be it for the one byte that a temporary folder takes."""
+    """Return whether an error means that a disk is full, even for a temporary folder."""
     nowhere = "No usable temporary directory"
     return isinstance(error, OSError) and any(text in str(error) for text in (FULL, nowhere))
 
 
 def loopback_error() -> str:
-    """Why ranks of this machine cannot meet, and what to do; empty where they can."""
+    """Return why ranks cannot connect on this machine, and what to do; "" if they can."""
     try:
         with socket.create_server(("127.0.0.1", 0)) as server:
             socket.create_connection(server.getsockname()).close()
@@ -39,7 +40,7 @@ def loopback_error() -> str:
 
 @functools.lru_cache(maxsize=1)
 def hostname_resolves() -> bool:
-    """Whether this machine's own name leads to an address, as torchrun expects."""
+    """Return whether the name of this machine has an address, as torchrun expects."""
     with contextlib.suppress(OSError):
         return bool(socket.getaddrinfo(socket.gethostname(), None))
     return False
@@ -47,17 +48,18 @@ def hostname_resolves() -> bool:
 
 @contextlib.contextmanager
 def defer_signals() -> Iterator[None]:
-    """Let Ctrl-C and SIGTERM wait until what is being started is known, and can be ended.
+    """Delay Ctrl-C and SIGTERM until the end of this context.
 
-    What they raise meanwhile can also be lost: modules have hooks at a fork, and Python ignores
-    what is raised in those.
+    Start a process in this context. Otherwise a signal can arrive after the start, but before
+    the process number is stored, and then nothing can end the process. A signal can also get
+    lost: some modules register hooks for a fork, and Python ignores exceptions in these hooks.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    came: list[int] = []
+    received: list[int] = []
     own = {
-        number: signal.signal(number, lambda number, _: came.append(number))
+        number: signal.signal(number, lambda number, _: received.append(number))
         for number in (signal.SIGINT, signal.SIGTERM)
     }
     try:
@@ -65,18 +67,20 @@ def defer_signals() -> Iterator[None]:
     finally:
         for number, handler in own.items():
             signal.signal(number, handler or signal.SIG_DFL)
-        for number in came:
+        for number in received:
             signal.raise_signal(number)
 
 
 def use_batch_scheduling() -> None:
-    """Linux: let what this process starts be woken without driving others from their cores.
+    """Linux: use batch scheduling for this process and for all that it starts.
 
-    gloo's thread for events does not wait for a lock that another thread has, it asks again
-    (`handleEvents` in gloo/transport/tcp/pair.cc). Where ranks outnumber cores, the message
-    which a thread sends wakes a rank that takes the sender's core while the sender still has
-    the lock, and until it comes back its own loop asks for it: in lab 04 with three ranks on
-    two cores 3 million times in each. A batch process that wakes waits for the end of a turn.
+    A process of this class that wakes up does not preempt a running process. This matters for
+    gloo if there are more ranks than cores. The event thread of gloo does not wait for a lock
+    of a different thread, but tries again and again (`handleEvents` in
+    gloo/transport/tcp/pair.cc). Without batch scheduling, a message wakes up a rank, which
+    preempts the sender while the sender still has the lock. Until the sender runs again, its
+    event thread keeps trying. In lab 04, with three ranks on two cores, each rank tried
+    3 million times.
     """
     if hasattr(os, "SCHED_BATCH"):
         with contextlib.suppress(OSError):

@@ -1,0 +1,375 @@
+"""Rank: the code that runs in each process of a group.
+
+A rank imports the learner's file and runs the probe of the step. The probe yields a sentence
+for each correct result and raises `Wrong` for the first mistake. The rank reports both to the
+supervisor.
+
+The collectives of `dist` are recorded when they are called. An asynchronous all-reduce or
+broadcast delivers its result only in `wait()`, which is the latest moment that PyTorch allows.
+If the learner's code does not wait, the result is therefore wrong in every run, and not only
+rarely.
+"""
+
+import contextlib
+import faulthandler
+import functools
+import importlib.util
+import inspect
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import _functional_collectives as functional
+from torch.distributed import distributed_c10d
+
+from graders import protocol, sandbox, scores
+from graders.protocol import Call, Wrong
+from graders.step import lab_of
+from worldsize.execution.processes import end_with_parent
+
+# --- collectives are recorded -------------------------------------------------------------
+
+
+class Pending:
+    """The handle of an asynchronous collective, which delivers the result in `wait`.
+
+    `real` is the handle of torch for a copy of the tensor. `report(touched=…)` tells the
+    supervisor that the call is complete.
+    """
+
+    def __init__(
+        self,
+        real: dist.Work,
+        target: torch.Tensor,
+        result: torch.Tensor,
+        report: Callable[..., None],
+        call: Call,
+    ):
+        self._real, self._target, self._result = real, target, result
+        self._report: Callable[..., None] | None = report  # None after the delivery
+        self.call = call
+        self._sent = target.detach().clone()
+
+    def _deliver(self) -> None:
+        if self._report is None:
+            return
+        report, self._report = self._report, None
+        report(touched=not torch.equal(self._target.detach(), self._sent))
+        self._target.detach().copy_(self._result)
+
+    def wait(self, *args: Any) -> bool:
+        done = self._real.wait(*args)
+        self.call.waited = True  # a callback delivers without wait(), at any time
+        self._deliver()
+        return done
+
+    def is_completed(self) -> bool:
+        if self._real.is_completed():
+            self.call.waited = True
+            self._deliver()
+        return self._report is None
+
+    def get_future(self) -> torch.futures.Future:
+        def deliver(future: torch.futures.Future) -> list[torch.Tensor]:
+            future.wait()
+            self._deliver()
+            return [self._target]
+
+        return self._real.get_future().then(deliver)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+
+Pending.__name__ = "Work"  # errors of the learner's code show this name
+
+
+# functions of torch.distributed whose calls are recorded
+COLLECTIVES = [
+    "all_reduce", "all_gather", "all_gather_object", "all_to_all", "barrier", "broadcast",
+    "broadcast_object_list", "gather", "irecv", "isend", "recv", "reduce", "reduce_scatter",
+    "scatter", "send", "all_gather_into_tensor", "reduce_scatter_tensor",
+    "all_to_all_single", "all_gather_single", "reduce_scatter_single",
+    "all_reduce_coalesced",
+]  # fmt: skip
+FUNCTIONAL = ("all_reduce", "all_reduce_coalesced", "all_reduce_inplace")
+
+
+class Lesson:
+    """The argument of a probe: the number of this rank, the world size, and the reports."""
+
+    def __init__(self, rank: int, world: int, send: Callable[[dict], None]):
+        self.rank, self.world, self.meetings, self._send = rank, world, 0, send
+        self.module: ModuleType | None = None  # the learner's, as soon as it is imported
+        self.current_phase = ""
+        self.calls: list[Call] = []  # the collectives that this rank has called
+        self.inside = False  # whether a recorded function is running
+        self.scene: dict[str, Any] = {}  # the arguments of a trial for its ranks
+
+    def fact(self, name: str, value: Any) -> None:
+        """Report a fact. It replaces an earlier fact of the same name."""
+        self._send({"fact": name, "value": value})
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Add this name to the record of each collective that is called in this context."""
+        before, self.current_phase = self.current_phase, name
+        try:
+            yield
+        finally:
+            self.current_phase = before
+
+    @functools.cached_property
+    def store(self) -> dist.TCPStore:
+        """The store through which the ranks of the group find each other."""
+        port = int(os.environ["MASTER_PORT"])
+        return dist.TCPStore("127.0.0.1", port, is_master=False)
+
+    def meet(self) -> None:
+        """Wait for all ranks, without a collective.
+
+        A rank that still waits in a call which other ranks did not make does not arrive. The
+        checker then reports this call, and not a call that the step makes later.
+        """
+        self.meetings += 1
+        if self.store.add(f"met {self.meetings}", 1) == self.world:
+            self.store.set(f"all met {self.meetings}", "")
+        self.store.wait([f"all met {self.meetings}"])
+
+    def record(
+        self, name: str, tensor: Any, asynchronous: bool, detail: str = "", n: int = 1,
+        members: Sequence[int] = (),
+    ) -> int:  # fmt: skip
+        """Report a call in a group of n ranks before it is made; return its number.
+
+        `members`: the ranks of the group, unless it is the group of all ranks.
+        """
+        tensors = list(tensor) if isinstance(tensor, (list, tuple)) else [tensor]
+        if name != "all_reduce_coalesced":  # of other lists, the first tensor is enough
+            del tensors[1:]
+        tensors = [each for each in tensors if isinstance(each, torch.Tensor)]
+        numel = sum(each.numel() for each in tensors)
+        sent = scores.sent(name, sum(each.nbytes for each in tensors), n) if tensors else 0
+        call = [name, numel, asynchronous, self.current_phase, detail, sent]
+        self._send({"call": call, "members": list(members)})
+        self.calls.append(Call(*call, members=tuple(members)))
+        return len(self.calls) - 1
+
+    def watch_collectives(self) -> None:
+        """Record every collective that is called through torch.distributed."""
+        for name in COLLECTIVES:
+            if hasattr(dist, name):
+                setattr(dist, name, self._watched(name, getattr(dist, name)))
+        # P2POp accepts these functions only
+        distributed_c10d.isend, distributed_c10d.irecv = dist.isend, dist.irecv
+        for name in FUNCTIONAL:
+            lazy = name != "all_reduce_inplace"
+            watched = self._watched(name, getattr(functional, name), lazy, direct=True)
+            setattr(functional, name, watched)
+        self._watch_group_all_reduce()
+
+    def _watch_group_all_reduce(self) -> None:
+        """Let `group.allreduce(tensor)` call dist.all_reduce, which is recorded."""
+        real = dist.ProcessGroup.allreduce
+
+        def allreduce(group: dist.ProcessGroup, tensors: Any, *options: Any) -> Any:
+            tensors = [tensors] if isinstance(tensors, torch.Tensor) else tensors
+            if self.inside or len(tensors) != 1:
+                return real(group, tensors, *options)
+            op = getattr(options[0], "reduceOp", options[0]) if options else dist.ReduceOp.SUM
+            return dist.all_reduce(tensors[0], op, group, async_op=True)
+
+        dist.ProcessGroup.allreduce = allreduce
+
+    def _watched(
+        self, name: str, real: Callable, lazy: bool = False, direct: bool = False
+    ) -> Callable:
+        """Return a function that records each call and then calls `real`.
+
+        `lazy`: the function returns at once, and the first use of its result waits.
+        `direct`: calls from torch itself, such as those of a DTensor, are not recorded.
+        """
+        parameters = signature_of(real)
+        of_torch = os.path.dirname(torch.__file__) + os.sep
+
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            if lazy and self.inside:  # a recorded function calls it
+                return real(*args, **kwargs)
+            if direct and sys._getframe(1).f_code.co_filename.startswith(of_torch):
+                return real(*args, **kwargs)
+            before, self.inside = self.inside, True
+            try:
+                return recorded(*args, **kwargs)
+            finally:
+                self.inside = before
+
+        def recorded(*args: Any, **kwargs: Any) -> Any:
+            named = parameters.bind_partial(*args, **kwargs).arguments
+            tensor, group = next(iter(named.values()), None), named.get("group")
+            detail = f"from rank {named.get('src')}" if name == "broadcast" else ""
+            asynchronous = lazy or named.get("async_op") is True
+            groups = [group] if isinstance(group, dist.ProcessGroup) else []
+            n = dist.get_world_size(*groups) if dist.is_initialized() else 1
+            members = dist.get_process_group_ranks(group) if groups and n < self.world else []
+            number = self.record(name, tensor, asynchronous, detail, n, members)
+
+            def report(touched: bool = False) -> None:
+                self.calls[number].returned, self.calls[number].touched = True, touched
+                self._send({"returned": number, "touched": touched})
+
+            if name in ("all_reduce", "broadcast") and asynchronous and not lazy:
+                result = tensor.detach().clone()
+                rest = {key: value for key, value in kwargs.items() if key != "tensor"}
+                call = self.calls[number]
+                return Pending(real(result, *args[1:], **rest), tensor, result, report, call)
+            value = real(*args, **kwargs)
+            if lazy or not asynchronous:
+                report()
+            return value
+
+        watched.__name__ = watched.__qualname__ = name
+        return watched
+
+
+@functools.cache
+def signature_of(function: Callable) -> inspect.Signature:
+    """Return the parameters of a function."""
+    return inspect.signature(function)
+
+
+def load(path: str | Path, name: str = "learner") -> ModuleType:
+    """Import a file under this name. Code below `__name__ == "__main__"` does not run."""
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    exec(code_of(str(path)), vars(module))
+    return module
+
+
+@functools.cache
+def code_of(path: str) -> CodeType:
+    """Return the compiled code of a file. Forked ranks share what the checker has compiled."""
+    return compile(Path(path).read_bytes(), path, "exec", dont_inherit=True)
+
+
+def _raised_in(error: BaseException, path: str) -> bool:
+    """Return whether the outermost function of a traceback is in this file."""
+    return traceback.extract_tb(error.__traceback__)[0].filename == path
+
+
+def _describe(error: BaseException, path: str) -> dict[str, Any]:
+    """Return the kind of an error, its first line, and the learner's line that caused it."""
+    cause = error.__cause__
+    if isinstance(cause, StopIteration) and not _raised_in(cause, path):
+        error = cause  # a next() in the learner's code ended the probe, which is a generator
+    line = None
+    for frame in traceback.extract_tb(error.__traceback__):
+        if frame.filename == path:
+            line = frame.lineno
+    if isinstance(error, SyntaxError) and error.filename == path:
+        line, error = error.lineno, type(error)(error.msg)  # without the line in the text
+    with contextlib.suppress(Exception):
+        text, *more = str(error).strip().splitlines() or [""]
+        if more and more[0].strip().startswith("but got"):  # torch continues in line 2
+            text = f"{text} {more[0].strip()}"
+        text = text[:300]
+        return {"kind": type(error).__name__, "text": text, "line": line}
+    return {"kind": type(error).__name__, "text": "", "line": line}
+
+
+# --- the life of a rank -------------------------------------------------------------------
+
+
+def run_rank(
+    lab: str,
+    number: int,
+    path: str,
+    rank: int,
+    world: int,
+    port: int,
+    folder: str,
+    events: Any,
+    output: Any,
+    scene: dict[str, Any],
+) -> None:
+    """Import the learner's file, run the probe and report; then sleep until the end.
+
+    `events` and `output` are the ends of two pipes: for the reports, and for what is printed.
+    """
+    os.setsid()
+    end_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for stream in (1, 2):
+        os.dup2(output.fileno(), stream)
+    os.chdir(folder)
+    sys.argv = [path]
+    torch.set_num_threads(1)
+    os.environ.update(_variables(rank, world, port, scene.get("restart", 0)))
+    sandbox.set_rlimits()
+    # also works while the rank waits in C++, where a handler in Python would not run
+    faulthandler.register(signal.SIGUSR1, file=events.fileno(), all_threads=False)
+    send = functools.partial(protocol.send, events.fileno())
+    lesson = Lesson(rank, world, send)
+    lesson.scene = scene
+    _run_probe(lesson, lab, number, path, send)
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    while True:  # no code of the learner may run until the supervisor kills this process
+        time.sleep(3600)
+
+
+def _variables(rank: int, world: int, port: int, restarts: int) -> dict[str, str]:
+    """Return the variables that torchrun sets, and those that keep the rank on the CPU."""
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(world),
+        "LOCAL_RANK": str(rank),
+        "LOCAL_WORLD_SIZE": str(world),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RESTART_COUNT": str(restarts),
+        "GROUP_RANK": "0",
+        "OMP_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+        "HIP_VISIBLE_DEVICES": "",
+    }
+
+
+def _run_probe(
+    lesson: Lesson, lab: str, number: int, path: str, send: Callable[[dict], None]
+) -> None:
+    """Run the probe of a step on the learner's file, and report how it ended."""
+    step = lab_of(lab)[number]
+    doing = "join"
+    try:
+        lesson.watch_collectives()
+        if step.joins:
+            dist.init_process_group(
+                "gloo", store=lesson.store, rank=lesson.rank, world_size=lesson.world
+            )
+        doing = "import"
+        # The finished program comes first. If both programs make a device, its device is used.
+        finished = lab_of(lab).finished
+        sandbox.install_audit_hook(path, str(finished.__file__))
+        lesson.module = load(path)
+        doing = "probe"
+        for name in step.uses:
+            if not callable(getattr(lesson.module, name, None)):
+                raise LookupError(name)
+        for right in step.probe(lesson.module, finished, lesson) or ():
+            send({"right": right})
+        send({"end": "done"})
+    except Wrong as wrong:
+        send({"end": "wrong", "what": wrong.what, "hint": wrong.hint})
+    except BaseException as error:
+        send({"end": "error", "doing": doing, **_describe(error, path)})
