@@ -479,15 +479,6 @@ def test_an_output_is_written_under_its_own_block(book: Book) -> None:
     assert page.read(path).fences[3].lines == ("two",) and "```text\nold\n" in path.read_text()
 
 
-def test_a_config_of_deepspeed_is_known_by_its_keys(book: Book, monkeypatch) -> None:
-    asked = []
-    monkeypatch.setattr(
-        code_blocks, "_hold_to_deepspeed", lambda block, value: asked.append(value)
-    )
-    faults(book, '```json\n{"zero_optimization": {}}\n```\n\n```json\n{"a": 1}\n```\n')
-    assert asked == [{"zero_optimization": {}}]
-
-
 # --- the plugin ------------------------------------------------------------------------------
 
 
