@@ -23,13 +23,14 @@ from types import ModuleType
 import pytest
 from processes import HANG, as_in_a_terminal, carrying, end, left_behind, start, until
 
-from worldsize.testing.program_check import no_cluster
+from worldsize.execution.requirements import command_failure
 
 INPUTS = ["src/worldsize/execution", "src/worldsize/testing", "graders", "labs/cluster.py", "labs/lab09_multi_node.py",
           "labs/check.py", "labs/start.py"]  # fmt: skip
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPT, LAB = ROOT / "labs/cluster.py", ROOT / "labs/lab09_multi_node.py"
+CAN_RUN = "python labs/cluster.py --check"
 KINDS = ["namespaces", "localhost"]
 
 
@@ -51,7 +52,7 @@ def local(tmp_path: Path) -> Iterator[Machine]:
 def a_machine(kind: str, folder: Path) -> Iterator[Machine]:
     if sys.platform != "linux":
         pytest.skip("this looks into /proc")
-    if kind == "namespaces" and (why := no_cluster(ROOT)):
+    if kind == "namespaces" and (why := command_failure(CAN_RUN, ROOT)):
         pytest.skip(why)
     machine = Machine(kind, folder)
     yield machine
@@ -346,7 +347,7 @@ def test_a_blank_is_named_in_one_line(local: Machine) -> None:
 
 
 def test_the_reference_is_graded_where_its_transcript_is_not(local: Machine) -> None:
-    if no_cluster(ROOT) is None:
+    if command_failure(CAN_RUN, ROOT) is None:
         pytest.skip("its transcript runs here, and shows the same")
     done = local.run(ROOT / "labs/check.py", LAB)
     assert "8 of 8 steps pass" in done.stdout, done.stdout + done.stderr

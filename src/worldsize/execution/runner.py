@@ -33,7 +33,7 @@ from worldsize.model import atomic_write
 INHERITED_VARIABLES = re.compile(
     r"^(HOME|USER|LOGNAME|SHELL|LANG|LC_\w+|TERM|TZ|LD_LIBRARY_PATH|CUDA_HOME|CUDA_PATH|"
     r"NVIDIA_\w+|XDG_\w+|SSL_CERT_\w+|"
-    r"ATEN_CPU_CAPABILITY)$"  # torch then uses no newer instructions than this names
+    r"ATEN_CPU_CAPABILITY|ONEDNN_MAX_CPU_ISA)$"  # the newest instructions that torch may use
 )
 MAX_OUTPUT_BYTES = 1 << 20  # bytes kept of stdout and of stderr
 IDLE_TIMEOUT = 2.0  # seconds asleep after which a helper has outlived its command

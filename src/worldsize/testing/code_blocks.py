@@ -29,11 +29,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from worldsize.execution import runner
+from worldsize.execution.program_run import PREFORK_LIMIT
+from worldsize.execution.staging import LABS, labs, stage_files
 from worldsize.model import BookError, atomic_write
 from worldsize.model.page import Fence, Page, expanded, hold_embeds, read
 from worldsize.model.program import FOLDERS, is_program, owning_program, recorded_on
 from worldsize.model.transcript import Transcript, difference, output_lines
-from worldsize.testing import program_check
+from worldsize.testing.program_check import CheckOptions
 
 if TYPE_CHECKING:
     from pytest_codeblocks import CodeBlock
@@ -87,10 +89,10 @@ class Block:
 
     def named(self) -> dict[str, Path]:
         """The files of the book that it names: programs, the labs as they stand."""
-        folders = "|".join(program_check.LABS)
+        folders = "|".join(LABS)
         files = {}
         if re.search(rf"(?<![\w/])({folders})/", self.code):
-            files |= program_check.labs(self.root)
+            files |= labs(self.root)
         for name in re.findall(r"(?<![\w/])snippets/[\w./-]+", self.code):
             if is_program(self.root / name, self.root) and (self.root / name).exists():
                 files[name] = self.root / name
@@ -163,7 +165,7 @@ def _bare(code: str | None) -> str | None:
 # --- checking --------------------------------------------------------------------------------
 
 
-def check(block: Block, options: program_check.RunOptions) -> float:
+def check(block: Block, options: CheckOptions) -> float:
     """Run, compile or validate a block; return the seconds its commands took.
 
     Raises BookError with the line of the page. Recording writes the output below a block into
@@ -187,13 +189,15 @@ def check(block: Block, options: program_check.RunOptions) -> float:
             return 0.0  # its own test runs it
     if language in RUNS:
         if options.device != "cpu" or language == "bash":  # which takes a shell
-            options = replace(options, warm=None)
+            options = replace(options, launcher=None)
         try:
             return RUNS[language](block, options)
         except BookError:
-            if not options.warm:
+            if not options.launcher:
                 raise
-        return RUNS[language](block, replace(options, warm=None))  # as typed, and that counts
+        return RUNS[language](
+            block, replace(options, launcher=None)
+        )  # as typed, and that counts
     CHECKS[language](block)
     return 0.0
 
@@ -205,13 +209,14 @@ def _run(
     block: Block,
     command: str,
     folder: Path,
-    options: program_check.RunOptions,
+    options: CheckOptions,
     line: int = 0,
     status: int = 0,
 ) -> runner.Result:
     """Run a command; raise BookError where it hangs, fails or leaves something running."""
-    warm = options.warm if options.warm and options.warm.takes(command, block.name) else None
-    longest = min(options.limit, program_check.PREFORK_LIMIT) if warm else options.limit
+    launcher = options.launcher
+    warm = launcher if launcher and launcher.takes(command, block.name) else None
+    longest = min(options.limit, PREFORK_LIMIT) if warm else options.limit
     result = runner.run(command, folder, limit=longest, device=options.device, warm=warm)
     if result.leftovers:
         raise block.error(result.left_running)
@@ -228,7 +233,7 @@ def _printed(block: Block, result: runner.Result) -> list[str]:
         raise block.error(str(error)) from None
 
 
-def _compare(block: Block, result: runner.Result, options: program_check.RunOptions) -> None:
+def _compare(block: Block, result: runner.Result, options: CheckOptions) -> None:
     """Hold what a block printed to the fence below it."""
     if block.expected is None:
         return
@@ -263,7 +268,7 @@ for line, code in parts:
 """
 
 
-def _python(block: Block, options: program_check.RunOptions) -> float:
+def _python(block: Block, options: CheckOptions) -> float:
     for line, code in block.parts:
         try:
             compile("\n" * (line - 1) + code, str(block.page), "exec")
@@ -281,13 +286,13 @@ def _python(block: Block, options: program_check.RunOptions) -> float:
     return result.seconds
 
 
-def _shell(block: Block, options: program_check.RunOptions) -> float:
+def _shell(block: Block, options: CheckOptions) -> float:
     if wrong := _shell_error(block.code):
         raise block.error(f"this is not a shell script: {wrong}")
     if block.skip:
         return 0.0
     with runner.empty_folder() as folder:
-        program_check.stage_files(block.named(), folder)
+        stage_files(block.named(), folder)
         result = _run(block, f"set -euo pipefail\n{block.code}", folder, options)
     _compare(block, result, options)
     return result.seconds
@@ -299,13 +304,13 @@ def _shell_error(script: str) -> str:
     return done.stderr.strip() if done.returncode else ""
 
 
-def _console(block: Block, options: program_check.RunOptions) -> float:
+def _console(block: Block, options: CheckOptions) -> float:
     transcript = Transcript.parse(block.code, block.name, block.fence.line)
     if block.skip:
         return 0.0
     seconds = 0.0
     with runner.empty_folder() as folder:
-        program_check.stage_files(block.named(), folder)
+        stage_files(block.named(), folder)
         for command in transcript.commands:
             line = block.fence.line + command.line
             result = _run(block, command.command_line, folder, options, line, command.status)
@@ -396,7 +401,7 @@ def _markdown(block: Block) -> None:
         raise block.error("an example without text, or a callout without a quote")
 
 
-RUNS: dict[str, Callable[[Block, program_check.RunOptions], float]] = {
+RUNS: dict[str, Callable[[Block, CheckOptions], float]] = {
     "python": _python,
     "bash": _shell,
     "console": _console,
