@@ -1134,12 +1134,13 @@ def test_each_kind_of_requirement_is_checked(
 
 
 def test_the_requirements_of_a_program_that_is_started_count(book: Book) -> None:
-    book.write("snippets/starts.sh", "python needs.py\n")
-    needs = book.write("snippets/needs.py", "print(1)\n")
+    starts = Program(book.root, book.write("snippets/starts.cu", "int main() {}\n"))
+    book.write("snippets/needs.py", "print(1)\n")
     assert missing(book.root, "snippets/needs.py", tools=["no-such-tool"]) == "the label"
-    starts = Program(book.root, needs.with_name("starts.sh"))
-    transcript = Transcript.parse("$ bash starts.sh\n")
+    transcript = Transcript.parse("$ python needs.py starts.cu\n")
     assert requirements.missing_requirement(starts, transcript) == "the label"
+    transcript = Transcript.parse("$ python other.py needs.py\n")
+    assert requirements.missing_requirement(starts, transcript) is None
 
 
 def test_a_package_that_is_missing_is_named_with_the_file_that_installs_it(book: Book) -> None:

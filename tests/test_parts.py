@@ -332,7 +332,6 @@ def test_only_a_declared_number_may_differ_as_times_do(book: Book) -> None:
         ("a ≈2.0 ms", "a ≈3.2 ms", False),
         ("a ≈20.0 ×", "a ≈21.9 ×", True),
         ("a ≈20.0 ×", "a ≈22.3 ×", False),
-        ("a ≈80.0%", "a ≈87%", False),
         ("a ≈80.0%", "a ≈87.0%", True),
         ("a ≈80.0%", "a ≈89.0%", False),
         ("a ≈80.0 times", "a ≈89.0 times", True),
@@ -481,18 +480,18 @@ def curve(path: str) -> list[figures.Shape]:
 @pytest.mark.parametrize(
     ("other", "low", "high"),
     [
-        ("M 0 0 L 10 40 L 20 80", 0, 0),  # the same points
-        ("M 0 0 L 20 80", 0, 0.1),  # the same curve with fewer points
-        ("M 0 0 L 5 20 L 6 24 L 20 80", 0, 0.1),  # with more points
-        ("M 0 0 L 20 40", 39, 41),  # another end
-        ("M 0 0 L 10 70 L 15 70 L 20 80", 15, 60),  # the same ends and box, another curve
-        ("M 0 80 L 20 0", 75, 85),  # falls in place of rising, in the same box
+        ("M 0 0 L 100 40 L 200 80", 0, 0),  # the same points
+        ("M 0 0 L 200 80", 0, 0.1),  # the same curve with fewer points
+        ("M 0 0 L 50 20 L 60 24 L 200 80", 0, 0.1),  # with more points
+        ("M 0 0 L 200 40", 39, 41),  # another end
+        ("M 0 0 L 100 70 L 150 70 L 200 80", 15, 60),  # the same ends and box, another curve
+        ("M 0 80 L 200 0", 75, 85),  # falls in place of rising, in the same box
     ],
 )
 def test_curves_are_compared_by_points_whatever_their_number(
     other: str, low: float, high: float
 ) -> None:
-    path = curve("M 0 0 L 10 40 L 20 80")
+    path = curve("M 0 0 L 100 40 L 200 80")
     assert low <= figures.distance(path, curve(other)) <= high
     assert low <= figures.distance(curve(other), path) <= high
 

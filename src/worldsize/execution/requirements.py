@@ -24,6 +24,7 @@ from worldsize.model.program import Program
 from worldsize.model.transcript import NPROC, Transcript
 
 FILE = "snippets/requirements.toml"
+_STARTED = re.compile(r"\bpython ([\w-]+\.py)\b")
 TOOLS = ("nvcc", "g++", "ncu", "nsys", "compute-sanitizer")  # with which a command may begin
 
 
@@ -86,7 +87,7 @@ def _read(path: Path, _mtime: int) -> Declarations:
 def missing_requirement(program: Program, transcript: Transcript) -> str | None:
     """Return the first thing that the commands need and this machine lacks; None if nothing.
 
-    The requirements of the other programs that the commands start or import count, too.
+    The requirements of the other programs that the commands start with Python count, too.
     """
     return next(_missing(program, transcript), None)
 
@@ -97,8 +98,11 @@ def _missing(program: Program, transcript: Transcript) -> Iterator[str]:
         if tool in TOOLS and shutil.which(tool) is None:
             yield tool
     declared = declarations(program.root)
-    for each in (program, *program.dependencies()):
-        for name in declared.programs.get(each.name, ()):
+    folder = program.path.parent.relative_to(program.root)
+    commands = " ".join(command.command_line for command in transcript.commands)
+    started = [(folder / name).as_posix() for name in _STARTED.findall(commands)]
+    for each in dict.fromkeys([program.name, *started]):
+        for name in declared.programs.get(each, ()):
             if reason := declared.requirements[name].unmet(program.root):
                 yield reason
     for package in program.imports(*map(re.escape, declared.packages)):

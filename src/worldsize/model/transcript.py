@@ -35,7 +35,7 @@ FLOAT32 = 1e-6  # relative; more digits than float32 has differ from machine to 
 
 _WHOLE = r"\d+(?:[,_]\d{3})*"
 _NUMBER = rf"[-+]?{_WHOLE}(?:\.\d+)?(?:[eE][-+]?\d+)?"
-_APPROXIMATE = re.compile(rf"≈ *(?:{_NUMBER}|[-+]?(?:nan|inf)\b)(%| ?×|)")
+APPROXIMATE = re.compile(rf"≈ *(?:{_NUMBER}|[-+]?(?:nan|inf)\b)(%| ?×|)")
 _DECIMAL = re.compile(
     rf"(?<![\w.])[-+]?(?:{_WHOLE}\.\d+(?:[eE][-+]?\d+)?|\d+[eE][-+]?\d+)(?![\w.]*\.\d)"
 )
@@ -225,7 +225,7 @@ EXACT = Tolerances()  # of a program that declares no measured numbers
 def _shape(line: str) -> str:
     """Return the line without the numbers that may differ."""
     if "≈" in line:
-        line = re.sub(r" +", " ", _APPROXIMATE.sub(r"≈#\1", line))
+        line = re.sub(r" +", " ", APPROXIMATE.sub(r"≈#\1", line))
         line = line.replace(" ≈#", "≈#").strip()
     return _DECIMAL.sub("#.#", line)
 
@@ -244,9 +244,7 @@ def same_line(expected: str, actual: str, tolerances: Tolerances = EXACT) -> boo
     if _shape(expected) != _shape(actual):
         return False
     decimals = zip(_decimals(expected), _decimals(actual), strict=True)
-    approximate = zip(
-        _APPROXIMATE.finditer(expected), _APPROXIMATE.finditer(actual), strict=True
-    )
+    approximate = zip(APPROXIMATE.finditer(expected), APPROXIMATE.finditer(actual), strict=True)
     return all(_same_decimal(*pair) for pair in decimals) and all(
         tolerances.allow(*pair) for pair in approximate
     )
@@ -272,7 +270,7 @@ def _value(text: str) -> float:
 
 def _decimals(line: str) -> list[str]:
     """Return the numbers of a line that are neither behind ``≈`` nor whole."""
-    return _DECIMAL.findall(_APPROXIMATE.sub("", line))
+    return _DECIMAL.findall(APPROXIMATE.sub("", line))
 
 
 def difference(

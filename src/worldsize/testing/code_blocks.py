@@ -195,9 +195,8 @@ def check(block: Block, options: CheckOptions) -> float:
         except BookError:
             if not options.launcher:
                 raise
-        return RUNS[language](
-            block, replace(options, launcher=None)
-        )  # as typed, and that counts
+        as_typed = replace(options, launcher=None)
+        return RUNS[language](block, as_typed)
     CHECKS[language](block)
     return 0.0
 

@@ -1,13 +1,14 @@
 """Figures: the labels and the curves of an SVG file, and how far two figures are apart.
 
-matplotlib leaves out points of a long line that lie on a straight segment, so the same curve can
-have different numbers of points. Curves with different numbers of points are therefore resampled
-before they are compared.
+matplotlib leaves out points of a long line that lie on a straight segment, so the same curve
+can have different numbers of points. Curves with different numbers of points are therefore
+resampled before they are compared.
 """
 
 from __future__ import annotations
 
 import difflib
+import itertools
 import math
 import re
 import xml.etree.ElementTree as ElementTree
@@ -89,7 +90,7 @@ def _shape_distance(old: Shape, new: Shape) -> float:
 
 def resample(path: list[Point], count: int = SAMPLES) -> list[Point]:
     """Return ``count`` points at equal distances along a path."""
-    lengths = [math.dist(a, b) for a, b in zip(path, path[1:], strict=False)]
+    lengths = [math.dist(a, b) for a, b in itertools.pairwise(path)]
     total, points = sum(lengths), []
     segment, passed = 0, 0.0
     for number in range(count):

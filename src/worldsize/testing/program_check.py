@@ -87,7 +87,7 @@ def check(program: Program, device: str, options: CheckOptions) -> CheckResult:
 
 
 def _expected(program: Program, device: str, name: str, recording: bool) -> Transcript:
-    """Return the transcript called ``name``, or the listed commands of a GPU without outputs."""
+    """Return the transcript called ``name``, or the listed GPU commands without outputs."""
     recorded = program.transcript(name) if device in program.devices else None
     if recorded and (
         device == "cpu" or not recording or has_listed_commands(program, recorded)

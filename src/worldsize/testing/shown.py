@@ -17,7 +17,7 @@ def check_shown(program: Program, embedded: dict[str, list[str]]) -> None:
         if program.name.startswith("labs/") and _named_in_a_lab(program):
             return
         raise BookError(
-            f"{program.name}:1: it has no transcript: write its commands, each after `$ `, into "
+            f"{program.name}:1: it has no transcript: write its commands, after `$ `, in "
             f"{program.transcript_path('cpu').name} and run `make record WHAT={program.name}`"
         )
     for device, transcript in transcripts.items():
