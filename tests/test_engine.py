@@ -21,6 +21,8 @@ from conftest import RECORDED, Book, Report
 from processes import HANG, carrying, left_behind, until
 
 from worldsize.execution import requirements, runner, staging
+from worldsize.execution.prefork import Launcher
+from worldsize.execution.program_run import RunOptions, usable_launcher
 from worldsize.model import ROOT
 from worldsize.model.program import Program
 from worldsize.model.transcript import Transcript
@@ -1141,6 +1143,24 @@ def test_the_requirements_of_a_program_that_is_started_count(book: Book) -> None
     assert requirements.missing_requirement(starts, transcript) == "the label"
     transcript = Transcript.parse("$ python other.py needs.py\n")
     assert requirements.missing_requirement(starts, transcript) is None
+
+
+def test_a_program_that_must_not_be_forked_starts_as_typed_but_is_graded_by_a_fork(
+    book: Book,
+) -> None:
+    book.write("snippets/requirements.toml", "never_forked = ['snippets/p.py']\n")
+    listed, other = (
+        Program(book.root, book.write(f"snippets/{name}.py", "print(1)\n"))
+        for name in ("p", "q")
+    )
+    options = RunOptions(launcher=Launcher(True))
+    for program, command_line, forked in (
+        (listed, "torchrun --nproc-per-node=2 p.py", False),
+        (listed, "python labs/check.py p.py", True),
+        (other, "torchrun --nproc-per-node=2 q.py", True),
+    ):
+        launcher = usable_launcher(options, program, command_line, 1)
+        assert (launcher is not None) is forked, command_line
 
 
 def test_a_package_that_is_missing_is_named_with_the_file_that_installs_it(book: Book) -> None:

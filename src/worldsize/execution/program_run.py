@@ -15,6 +15,7 @@ from pathlib import Path
 
 from worldsize.execution import runner
 from worldsize.execution.prefork import Launcher
+from worldsize.execution.requirements import must_start_as_typed
 from worldsize.execution.staging import stage_program
 from worldsize.model.program import Program
 from worldsize.model.transcript import Clocks, Command
@@ -94,8 +95,9 @@ def usable_launcher(
 ) -> Launcher | None:
     """Return the launcher if it can fork this command; None if the command starts as typed."""
     launcher = options.launcher
-    usable = launcher and launcher.takes(command_line, program.name, number)
-    return launcher if usable else None
+    if launcher is None or must_start_as_typed(program, command_line):
+        return None
+    return launcher if launcher.takes(command_line, program.name, number) else None
 
 
 @contextmanager

@@ -3,7 +3,8 @@
 ``snippets/requirements.toml`` declares them. Its table ``requirements`` defines each
 requirement by the checks below, ``programs`` lists the requirements of each program, and
 ``packages`` lists the Python packages that a program may import although
-``requirements/test.txt`` does not install them on every machine.
+``requirements/test.txt`` does not install them on every machine. ``never_forked`` lists the
+programs that must start as they are typed.
 """
 
 from __future__ import annotations
@@ -68,6 +69,7 @@ class Declarations:
     requirements: dict[str, Requirement] = field(default_factory=dict)
     programs: dict[str, list[str]] = field(default_factory=dict)
     packages: dict[str, str] = field(default_factory=dict)  # to the file that installs them
+    never_forked: list[str] = field(default_factory=list)  # programs
 
 
 def declarations(root: Path) -> Declarations:
@@ -81,7 +83,7 @@ def _read(path: Path, _mtime: int) -> Declarations:
     content = tomllib.loads(path.read_text("utf-8"))
     named = content.get("requirements", {}).items()
     requirements = {name: Requirement(**checks) for name, checks in named}
-    return Declarations(requirements, content.get("programs", {}), content.get("packages", {}))
+    return Declarations(**content | {"requirements": requirements})
 
 
 def missing_requirement(program: Program, transcript: Transcript) -> str | None:
@@ -109,6 +111,13 @@ def _missing(program: Program, transcript: Transcript) -> Iterator[str]:
         if not is_installed(package):
             file = declared.packages[package]
             yield package + (f" (pip install -r {file})" if file else "")
+
+
+def must_start_as_typed(program: Program, command_line: str) -> bool:
+    """Return whether a command starts the program, and no fork may replace its processes."""
+    script = next((word for word in command_line.split() if word.endswith(".py")), "")
+    is_listed = program.name in declarations(program.root).never_forked
+    return is_listed and Path(script).name == program.path.name
 
 
 def gpus_needed(transcript: Transcript) -> int:
