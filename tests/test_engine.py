@@ -1068,18 +1068,18 @@ def test_job_scripts_are_typed_in_labs_launch_and_shown_by_a_page(book: Book) ->
     assert "it has no transcript" in told["slurm.forgotten.sh::shown"][1]
 
 
-def missing(root: Path, name: str, **checks: object) -> str | None:
+def missing(place: Path, name: str, **checks: object) -> str | None:
     """Return what a program lacks that declares one requirement with these checks."""
     lines = (
         f"{key} = {str(value).lower() if value is True else repr(value)}\n"
         for key, value in checks.items()
     )
     text = f"[requirements.it]\nlabel = 'the label'\n{''.join(lines)}[programs]\n{name!r} = ['it']\n"
-    path = root / "snippets/requirements.toml"
+    path = place / "snippets/requirements.toml"
     path.parent.mkdir(exist_ok=True)
     path.write_text(text)
     requirements._read.cache_clear()
-    program = Program(root, root / name)
+    program = Program(place, place / name)
     return requirements.missing_requirement(program, Transcript.parse("$ python p.py\n"))
 
 

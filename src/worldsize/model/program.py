@@ -227,7 +227,7 @@ class Program:
 
     def imports(self, *packages: str) -> list[str]:
         """Which of these packages it imports."""
-        if self.path.suffix != ".py":
+        if self.path.suffix != ".py" or not packages:
             return []
         statement = rf"^\s*(?:import|from) ({'|'.join(packages)})\b"
         return re.findall(statement, self.path.read_text("utf-8"), re.MULTILINE)
