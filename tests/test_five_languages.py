@@ -7,14 +7,15 @@ import re
 import pytest
 from conftest import ROOT
 
+from worldsize.execution import requirements
 from worldsize.model.program import Program, Transcript
-from worldsize.testing import program_check
 
 INPUTS = [
     "snippets/06_gpu_computing",
     "snippets/gpu.toml",
     "requirements",
-    "src/worldsize/testing/program_check.py",
+    "snippets/requirements.toml",
+    "src/worldsize/execution/requirements.py",
 ]
 FOLDER = ROOT / "snippets/06_gpu_computing"
 LANGUAGES = "triton", "gluon", "cute", "cutile", "helion", "tilelang"
@@ -61,11 +62,11 @@ def test_a_program_takes_rows_reference_and_bound_from_one_place(language: str) 
 def test_without_a_package_its_program_is_skipped_and_the_reason_names_the_file(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(program_check.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(requirements.importlib.util, "find_spec", lambda name: None)
     for language in ("cute", "cutile", "helion", "tilelang"):
         path = FOLDER / f"softmax_{language}.py"
         command_line = Transcript.parse(f"$ python {path.name}\n")
-        why = program_check.missing_tool(Program(ROOT, path), command_line)
+        why = requirements.missing_requirement(Program(ROOT, path), command_line)
         file = f"requirements/{language}.txt"
         assert f"pip install -r {file}" in why
         assert f"pip install -r {file}" in path.read_text("utf-8")  # the program says so, too
@@ -76,5 +77,5 @@ def test_without_a_package_its_program_is_skipped_and_the_reason_names_the_file(
     def around(name: str) -> None:
         raise ModuleNotFoundError(name)
 
-    monkeypatch.setattr(program_check.importlib.util, "find_spec", around)
-    assert not program_check.is_installed("cuda.tile")  # where no package `cuda` is either
+    monkeypatch.setattr(requirements.importlib.util, "find_spec", around)
+    assert not requirements.is_installed("cuda.tile")  # where no package `cuda` is either

@@ -86,7 +86,7 @@ def test_a_notebook_prints_what_the_book_shows(name: str, tmp_path: Path) -> Non
         n for n, cell in enumerate(run.cells) if cell.source == f"!{commands[0].command_line}"
     )
     for command, text in zip(commands, printed[at:], strict=False):
-        wrong = difference(command.output, output_lines(text), program.deterministic)
+        wrong = difference(command.output, output_lines(text), program.tolerances)
         assert not [line for line in wrong if line.startswith("- ")], text
     if program.figure.exists():
         assert "image/svg+xml" in run.cells[-1].outputs[0].data

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import datetime
 import os
 import re
@@ -14,9 +15,10 @@ from pathlib import Path
 import pytest
 from processes import HANG
 
+from worldsize.execution import requirements
 from worldsize.model import page
-from worldsize.model.program import Program, is_program, on_gpus, programs
-from worldsize.model.transcript import Transcript, same_line
+from worldsize.model.program import MEASURED, Program, is_program, on_gpus, programs
+from worldsize.model.transcript import APPROXIMATE, Tolerances, Transcript, same_line
 
 yaml = pytest.importorskip("yaml")
 
@@ -423,3 +425,62 @@ def test_worked_example_of_contributing(tmp_path: Path) -> None:
     assert status != 0, said
     for line in messages[2].strip().splitlines():
         assert line in said, f"CONTRIBUTING.md shows {line!r}, which is not in:\n{said}"
+
+
+def test_each_requirement_is_defined_and_needed_by_a_program() -> None:
+    declared = requirements.declarations(ROOT)
+    names = {program.name for program in programs(ROOT)}
+    listed = {*declared.programs, *declared.never_forked}
+    assert listed <= names, f"no such program: {listed - names}"
+    needed = {name for listed in declared.programs.values() for name in listed}
+    assert needed == set(declared.requirements)
+    for each in declared.requirements.values():
+        files = [word for word in each.command.split() if "/" in word]
+        assert all((ROOT / file).exists() for file in files), each.command
+    imported = {name for each in programs(ROOT) for name in each.imports(*declared.packages)}
+    assert imported == set(declared.packages)
+    assert all((ROOT / file).exists() for file in declared.packages.values() if file)
+
+
+def test_each_measured_number_is_in_a_transcript() -> None:
+    """A program that is listed has, for each pattern, a number after ≈ that it matches."""
+    listed = tomllib.loads((ROOT / MEASURED).read_text("utf-8"))
+    by_name = {program.name: program for program in programs(ROOT)}
+    for name, patterns in listed["numbers"].items():
+        commands = [
+            command
+            for transcript in by_name[name].transcripts().values()
+            for command in transcript.commands
+        ]
+        lines = [line for command in commands for line in command.output if "≈" in line]
+        for pattern in patterns:
+            only = Tolerances((pattern,))
+            found = any(
+                only.is_measured(line, match.start())
+                for line in lines
+                for match in APPROXIMATE.finditer(line)
+            )
+            assert found, f"{MEASURED}: no number of {name} matches {pattern!r}"
+    for name in listed["figures"]:
+        assert by_name[name].figure.exists(), f"{MEASURED}: {name} draws no figure"
+        assert name in listed["numbers"], f"{MEASURED}: {name} has a curve but no numbers"
+
+
+def test_the_engine_contains_no_name_of_a_program() -> None:
+    """A docstring may name one as an example; no other text of the code may."""
+    names = {program.path.name for program in programs(ROOT)} - {"check.py"}  # it grades
+    for layer in ("model", "execution", "testing"):
+        for path in (ROOT / "src/worldsize" / layer).glob("*.py"):
+            tree = ast.parse(path.read_text("utf-8"))
+            docstrings = [
+                node.value
+                for node in ast.walk(tree)
+                if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+            ]
+            texts = [
+                node.value
+                for node in ast.walk(tree)
+                if isinstance(node, ast.Constant) and node not in docstrings
+            ]
+            words = set(re.findall(r"[\w-]+\.(?:py|sh|cu|cpp)\b", " ".join(map(str, texts))))
+            assert not words & names, f"{path}: {words & names}"

@@ -44,13 +44,6 @@ from worldsize.execution.processes import end_with_parent
 from worldsize.model import ROOT
 from worldsize.model.program import LAUNCH
 
-# The output of these programs shows or counts processes, so their processes must not be forks.
-_NEVER_FORKED = {
-    "snippets/01_parallelism_strategies/rendezvous_by_hand.py",
-    "snippets/02_ddp/group_survives.py",
-    "labs/lab01_multi_gpu_setup.py",
-}
-_CHECK_COMMAND = "python labs/check.py "  # grading one of these files may use forks
 _SHELL_CHARACTERS = set("|&;<>()$`\\*?[]#~=%!{}\n")
 _STDERR_TO_STDOUT = " 2>&1"
 # Variables that are read when a process group is created or that are set again for each
@@ -128,8 +121,7 @@ class Launcher:
         empty for a command without a program. ``number`` is the position of the command in the
         transcript, counted from 0.
         """
-        shown = program in _NEVER_FORKED and not command.startswith(_CHECK_COMMAND)
-        if shown or (parsed := _words(command)) is None:
+        if (parsed := _words(command)) is None:
             return False
         _, (tool, *words) = parsed
         if tool != "torchrun" and (tool != "python" or not words or words[0][-3:] != ".py"):

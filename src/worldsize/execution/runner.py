@@ -35,7 +35,7 @@ from worldsize.model import atomic_write
 INHERITED_VARIABLES = re.compile(
     r"^(HOME|USER|LOGNAME|SHELL|LANG|LC_\w+|TERM|TZ|LD_LIBRARY_PATH|CUDA_HOME|CUDA_PATH|"
     r"NVIDIA_\w+|XDG_\w+|SSL_CERT_\w+|"
-    r"ATEN_CPU_CAPABILITY)$"  # limits the CPU instructions that torch uses
+    r"ATEN_CPU_CAPABILITY|ONEDNN_MAX_CPU_ISA)$"  # limit the CPU instructions that torch uses
 )
 MAX_OUTPUT_BYTES = 1 << 20  # bytes that are read of stdout and of stderr
 IDLE_TIMEOUT = 2.0  # seconds of sleep after which a process counts as left behind

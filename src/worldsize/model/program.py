@@ -26,17 +26,13 @@ from functools import lru_cache, wraps
 from pathlib import Path
 
 from worldsize.model import BookError
-from worldsize.model.transcript import Command, Transcript
+from worldsize.model.transcript import Command, Tolerances, Transcript
 
 FOLDERS = ("snippets", "labs", "assessment")
 LAUNCH = "labs/launch/"  # job scripts and what they start: their commands are typed in there
 SUFFIXES = (".py", ".cu", ".cpp", ".sh")
 ON_GPUS = "snippets/gpu.toml"
-_MACHINE = re.compile(
-    r"\btime\.[a-z_]+\(|perf_counter|monotonic|elapsed_time|timeit|do_bench|\bkill\("
-    r"|asyncio|threading|cpu_count|/proc/|/sys/"
-    r"|\bprofil|chrono|getrusage|VmHWM|VmRSS|\$SECONDS|\bdate \+"
-)
+MEASURED = "snippets/measured.toml"
 _IN_FOLDER = re.compile(rf"[^/]+({'|'.join(map(re.escape, SUFFIXES))})$")
 _IMPORTED = re.compile(r"^(?:from|import) (\w+)", re.MULTILINE)
 _STARTED = re.compile(r"\bpython (\w+)\.py\b")
@@ -223,14 +219,15 @@ class Program:
         return _DATA.findall(text) if any(end in text for end in _ENDS) else []
 
     @property
-    def deterministic(self) -> bool:
-        """Whether what it prints asks no clock, no thread and nothing of the machine."""
-        files = [self.path, *(each.path for each in self.dependencies())]
-        return not any(_MACHINE.search(path.read_text("utf-8")) for path in files)
+    def tolerances(self) -> Tolerances:
+        """How far its output may differ from a transcript, as snippets/measured.toml says."""
+        path = self.root / MEASURED
+        measured = _measured(path, path.stat().st_mtime_ns) if path.exists() else {}
+        return measured.get(self.name, Tolerances())
 
     def imports(self, *packages: str) -> list[str]:
         """Which of these packages it imports."""
-        if self.path.suffix != ".py":
+        if self.path.suffix != ".py" or not packages:
             return []
         statement = rf"^\s*(?:import|from) ({'|'.join(packages)})\b"
         return re.findall(statement, self.path.read_text("utf-8"), re.MULTILINE)
@@ -286,6 +283,18 @@ def on_gpus(root: Path) -> dict[str, str]:
 @lru_cache(maxsize=8)
 def _listed(path: Path, _mtime: int) -> dict[str, str]:
     return tomllib.loads(path.read_text("utf-8"))
+
+
+@lru_cache(maxsize=8)
+def _measured(path: Path, _mtime: int) -> dict[str, Tolerances]:
+    """Return the tolerances of the programs that a file of measured numbers lists."""
+    content = tomllib.loads(path.read_text("utf-8"))
+    figures = content.get("figures", [])
+    return {
+        name: Tolerances(tuple(numbers.get(name, ())), name not in figures)
+        for numbers in [content.get("numbers", {})]
+        for name in {*numbers, *figures}
+    }
 
 
 def release(torch: str) -> tuple[int, int]:

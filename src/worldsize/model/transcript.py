@@ -25,22 +25,21 @@ from dataclasses import dataclass, field
 
 from worldsize.model import BookError
 
-RELATIVE_TOLERANCE = 1e-3
-TIMING_FACTOR = (
-    500  # times that a measured number may be larger or smaller on another, busy machine
-)
+TIMING_FACTOR = 500  # between a measured number here and on another, busy machine
 PERCENTAGE_FACTOR = 50  # the same for a measured percentage
-DETERMINISTIC_FACTOR = (
-    1.5  # times, where the program is steady: it asks no clock and no machine
-)
-ROUNDING_FACTOR = 10  # times, there, for a number like 3e-7: it is what rounding left
+EXACT_FACTOR = 1.5  # between two numbers after ≈ that do not depend on the machine
+ROUNDING_FACTOR = 10  # the same for a number like 3e-7, which is a sum of rounding errors
+GPU_TIMING_FACTOR = 1.5  # between two measured numbers on the same kind of GPU
+GPU_RATIO_FACTOR = 1.1  # the same for a number before × or %
+FLOAT32 = 1e-6  # relative; more digits than float32 has differ from machine to machine
 
 _WHOLE = r"\d+(?:[,_]\d{3})*"
 _NUMBER = rf"[-+]?{_WHOLE}(?:\.\d+)?(?:[eE][-+]?\d+)?"
-_MEASURED = re.compile(rf"≈ *(?:{_NUMBER}|[-+]?(?:nan|inf)\b)(%?)")
+APPROXIMATE = re.compile(rf"≈ *(?:{_NUMBER}|[-+]?(?:nan|inf)\b)(%| ?×|)")
 _DECIMAL = re.compile(
     rf"(?<![\w.])[-+]?(?:{_WHOLE}\.\d+(?:[eE][-+]?\d+)?|\d+[eE][-+]?\d+)(?![\w.]*\.\d)"
 )
+NPROC = re.compile(r"(--nproc[-_]per[-_]node[= ])(\d+)")
 _STATUS = re.compile(r"^\[exit status (\d+)\]$")
 _PROVENANCE = re.compile(
     r"^# recorded (?P<date>\d{4}-\d\d-\d\d) on (?P<device>.+), "
@@ -119,6 +118,7 @@ class Transcript:
 
     commands: list[Command]
     provenance: Provenance | None = None
+    name: str = field(default="transcript", compare=False)  # its path, for messages
 
     @classmethod
     def parse(cls, text: str, name: str = "transcript", above: int = 0) -> Transcript:
@@ -160,7 +160,7 @@ class Transcript:
             goes_on = line.endswith("\\") and (goes_on or line.startswith("$ "))
         if not commands:
             raise wrong("no `$ command` line", 1)
-        return cls(commands, provenance)
+        return cls(commands, provenance, name)
 
     def text(self) -> str:
         """The transcript as it stands in its file."""
@@ -182,83 +182,108 @@ def output_lines(text: str) -> list[str]:
     return lines
 
 
+@dataclass(frozen=True)
+class Tolerances:
+    """How far the numbers of an output may differ from those of a transcript.
+
+    A number after ``≈`` that lies in a match of one of the patterns ``measured`` is a time, or
+    depends on the machine in another way. All other numbers are the same on every machine.
+    """
+
+    measured: tuple[str, ...] = ()  # regular expressions, searched in each line
+    compare_points: bool = True  # whether the curves of the figure must agree
+    same_gpu: bool = False  # whether it ran on the kind of GPU that the transcript names
+
+    def is_measured(self, line: str, position: int) -> bool:
+        """Return whether the number at ``position`` of a line depends on the machine."""
+        matches = (match for each in self.measured for match in re.finditer(each, line))
+        return any(match.start() <= position < match.end() for match in matches)
+
+    def allow(self, expected: re.Match, actual: re.Match) -> bool:
+        """Return whether two numbers after ``≈`` agree; each is a match in its line."""
+        pair = expected[0], actual[0]
+        a, b = map(_value, pair)
+        low, high = sorted((abs(a), abs(b)))
+        if not (math.isfinite(low) and math.isfinite(high)):
+            return str(low) == str(high)
+        digit, ratio = min(map(_last_digit, pair)), bool(expected[1])
+        measured = self.is_measured(expected.string, expected.start())
+        if "e" in pair[0].lower() and (self.same_gpu or not measured):
+            return abs(a - b) <= (ROUNDING_FACTOR - 1) * low + 2 * digit
+        if self.same_gpu:
+            factor = GPU_RATIO_FACTOR if ratio else GPU_TIMING_FACTOR
+            return abs(a - b) <= (factor - 1) * low + digit
+        if not measured:
+            return abs(a - b) <= (EXACT_FACTOR - 1) * low + 2 * digit
+        factor = PERCENTAGE_FACTOR if pair[0].endswith("%") else TIMING_FACTOR
+        return high + digit <= factor * (low + digit)
+
+
+EXACT = Tolerances()  # of a program that declares no measured numbers
+
+
 def _shape(line: str) -> str:
-    """The line with everything that may differ taken out: equal shapes can still be unequal."""
+    """Return the line without the numbers that may differ."""
     if "≈" in line:
-        line = re.sub(r" +", " ", _MEASURED.sub(r"≈#\1", line))
+        line = re.sub(r" +", " ", APPROXIMATE.sub(r"≈#\1", line))
         line = line.replace(" ≈#", "≈#").strip()
     return _DECIMAL.sub("#.#", line)
 
 
-def same_line(expected: str, actual: str, deterministic: bool = False) -> bool:
-    """Whether two output lines agree.
+def same_line(expected: str, actual: str, tolerances: Tolerances = EXACT) -> bool:
+    """Return whether two output lines agree.
 
-    A number directly behind ``≈`` was measured: it may be `TIMING_FACTOR` times larger or
-    smaller (a
-    percentage `PERCENTAGE_FACTOR` times), counted from its last digit, so that 0.0% is near
-    0.1% and
-    far from 75%; where the program is `deterministic`, `DETERMINISTIC_FACTOR` times.
-    Any other decimal agrees within a relative tolerance of 1e-3. Text and integers must be
-    equal.
+    Text and integers must be equal. A decimal may differ by one unit of its last printed digit,
+    because kernels for different instruction sets add in different orders. A number directly
+    after ``≈`` may be 1.5 times larger or smaller; if the ``tolerances`` say that it was
+    measured, `TIMING_FACTOR` times, and a percentage `PERCENTAGE_FACTOR` times. Differences are
+    counted from the last digit, so that 0.0% is near 0.1% and far from 75%.
     """
     if expected == actual:
         return True
     if _shape(expected) != _shape(actual):
         return False
-    pairs = zip(_decimals(expected), _decimals(actual), strict=True)
-    measured = zip(_measured(expected), _measured(actual), strict=True)
-    return all(math.isclose(a, b, rel_tol=RELATIVE_TOLERANCE) for a, b in pairs) and all(
-        _near(*pair, deterministic=deterministic) for pair in measured
+    decimals = zip(_decimals(expected), _decimals(actual), strict=True)
+    approximate = zip(APPROXIMATE.finditer(expected), APPROXIMATE.finditer(actual), strict=True)
+    return all(_same_decimal(*pair) for pair in decimals) and all(
+        tolerances.allow(*pair) for pair in approximate
     )
 
 
-def _measured(line: str) -> list[str]:
-    return [match[0] for match in _MEASURED.finditer(line)]
-
-
-def _near(*pair: str, deterministic: bool) -> bool:
-    """Whether two measured numbers are as close as two machines' may be expected to be."""
-    a, b = map(_value, pair)
-    low, high = sorted((abs(a), abs(b)))
-    if not (math.isfinite(low) and math.isfinite(high)):
-        return str(low) == str(high)
-    least = min(map(_last_digit, pair))
-    if deterministic:
-        band = ROUNDING_FACTOR if "e" in pair[0].lower() else DETERMINISTIC_FACTOR
-        return abs(a - b) <= (band - 1) * low + 2 * least
-    band = PERCENTAGE_FACTOR if pair[0].endswith("%") else TIMING_FACTOR
-    return high + least <= band * (low + least)
+def _same_decimal(expected: str, actual: str) -> bool:
+    a, b = _value(expected), _value(actual)
+    digit = min(_last_digit(expected), _last_digit(actual))
+    return abs(a - b) <= max(1.001 * digit, FLOAT32 * max(abs(a), abs(b)))
 
 
 def _last_digit(text: str) -> float:
-    """What one more in the last digit of a number comes to: 0.1 of 3.5, 1e-8 of 2.5e-7."""
-    mantissa, _, exponent = text.strip("%").lower().partition("e")
+    """Return one unit of the last digit of a number: 0.1 for 3.5, 1e-8 for 2.5e-7."""
+    mantissa, _, exponent = text.rstrip("%× ").lower().partition("e")
     if exponent and not _value(text):
         return 1e-6  # an error of 0e+00 is none in float32
     return 10.0 ** (int(exponent or 0) - len(mantissa.partition(".")[2]))
 
 
 def _value(text: str) -> float:
-    return float(re.sub("[≈ ,_%]", "", text))
+    return float(re.sub("[≈ ,_%×]", "", text))
 
 
-def _decimals(line: str) -> list[float]:
-    """The numbers of a line that are neither measured nor whole."""
-    found = _DECIMAL.findall(_MEASURED.sub("", line))
-    return [_value(number) for number in found]
+def _decimals(line: str) -> list[str]:
+    """Return the numbers of a line that are neither behind ``≈`` nor whole."""
+    return _DECIMAL.findall(APPROXIMATE.sub("", line))
 
 
 def difference(
-    expected: list[str], actual: list[str], deterministic: bool = False
+    expected: list[str], actual: list[str], tolerances: Tolerances = EXACT
 ) -> list[str]:
-    """A short diff between two outputs; empty where they agree, as `same_line` sees it."""
+    """Return a short diff between two outputs; it is empty if `same_line` accepts all lines."""
     shapes = [_shape(line) for line in expected], [_shape(line) for line in actual]
     matcher = difflib.SequenceMatcher(None, *shapes, autojunk=False)
     diff: list[str] = []
     for kind, a0, a1, b0, b1 in matcher.get_opcodes():
         if kind == "equal":
             for a, b in zip(expected[a0:a1], actual[b0:b1], strict=True):
-                if not same_line(a, b, deterministic):
+                if not same_line(a, b, tolerances):
                     diff += [f"- {a}", f"+ {b}"]
         else:
             diff += [f"- {line}" for line in expected[a0:a1]]

@@ -18,10 +18,9 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 import textwrap
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -30,11 +29,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from worldsize.execution import runner
+from worldsize.execution.program_run import PREFORK_LIMIT
+from worldsize.execution.staging import LABS, labs, stage_files
 from worldsize.model import BookError, atomic_write
 from worldsize.model.page import Fence, Page, check_embeds, expanded, read
 from worldsize.model.program import FOLDERS, is_program, owning_program, recorded_on
 from worldsize.model.transcript import Transcript, difference, output_lines
-from worldsize.testing import program_check
+from worldsize.testing.program_check import CheckOptions
 
 if TYPE_CHECKING:
     from pytest_codeblocks import CodeBlock
@@ -88,10 +89,10 @@ class Block:
 
     def named(self) -> dict[str, Path]:
         """The files of the book that it names: programs, the labs as they stand."""
-        folders = "|".join(program_check.LABS)
+        folders = "|".join(LABS)
         files = {}
         if re.search(rf"(?<![\w/])({folders})/", self.code):
-            files |= program_check.labs(self.root)
+            files |= labs(self.root)
         for name in re.findall(r"(?<![\w/])snippets/[\w./-]+", self.code):
             if is_program(self.root / name, self.root) and (self.root / name).exists():
                 files[name] = self.root / name
@@ -164,7 +165,7 @@ def _bare(code: str | None) -> str | None:
 # --- checking --------------------------------------------------------------------------------
 
 
-def check(block: Block, options: program_check.RunOptions) -> float:
+def check(block: Block, options: CheckOptions) -> float:
     """Run, compile or validate a block; return the seconds its commands took.
 
     Raises BookError with the line of the page. Recording writes the output below a block into
@@ -188,13 +189,14 @@ def check(block: Block, options: program_check.RunOptions) -> float:
             return 0.0  # its own test runs it
     if language in RUNS:
         if options.device != "cpu" or language == "bash":  # which takes a shell
-            options = replace(options, warm=None)
+            options = replace(options, launcher=None)
         try:
             return RUNS[language](block, options)
         except BookError:
-            if not options.warm:
+            if not options.launcher:
                 raise
-        return RUNS[language](block, replace(options, warm=None))  # as typed, and that counts
+        as_typed = replace(options, launcher=None)
+        return RUNS[language](block, as_typed)
     CHECKS[language](block)
     return 0.0
 
@@ -206,13 +208,14 @@ def _run(
     block: Block,
     command: str,
     folder: Path,
-    options: program_check.RunOptions,
+    options: CheckOptions,
     line: int = 0,
     status: int = 0,
 ) -> runner.Result:
     """Run a command; raise BookError where it hangs, fails or leaves something running."""
-    warm = options.warm if options.warm and options.warm.takes(command, block.name) else None
-    longest = min(options.limit, program_check.PREFORK_LIMIT) if warm else options.limit
+    launcher = options.launcher
+    warm = launcher if launcher and launcher.takes(command, block.name) else None
+    longest = min(options.limit, PREFORK_LIMIT) if warm else options.limit
     result = runner.run(command, folder, limit=longest, device=options.device, warm=warm)
     if result.leftovers:
         raise block.error(result.left_running)
@@ -229,7 +232,7 @@ def _printed(block: Block, result: runner.Result) -> list[str]:
         raise block.error(str(error)) from None
 
 
-def _compare(block: Block, result: runner.Result, options: program_check.RunOptions) -> None:
+def _compare(block: Block, result: runner.Result, options: CheckOptions) -> None:
     """Hold what a block printed to the fence below it."""
     if block.expected is None:
         return
@@ -264,7 +267,7 @@ for line, code in parts:
 """
 
 
-def _python(block: Block, options: program_check.RunOptions) -> float:
+def _python(block: Block, options: CheckOptions) -> float:
     for line, code in block.parts:
         try:
             compile("\n" * (line - 1) + code, str(block.page), "exec")
@@ -282,13 +285,13 @@ def _python(block: Block, options: program_check.RunOptions) -> float:
     return result.seconds
 
 
-def _shell(block: Block, options: program_check.RunOptions) -> float:
+def _shell(block: Block, options: CheckOptions) -> float:
     if wrong := _shell_error(block.code):
         raise block.error(f"this is not a shell script: {wrong}")
     if block.skip:
         return 0.0
     with runner.empty_folder() as folder:
-        program_check.stage_files(block.named(), folder)
+        stage_files(block.named(), folder)
         result = _run(block, f"set -euo pipefail\n{block.code}", folder, options)
     _compare(block, result, options)
     return result.seconds
@@ -300,13 +303,13 @@ def _shell_error(script: str) -> str:
     return done.stderr.strip() if done.returncode else ""
 
 
-def _console(block: Block, options: program_check.RunOptions) -> float:
+def _console(block: Block, options: CheckOptions) -> float:
     transcript = Transcript.parse(block.code, block.name, block.fence.line)
     if block.skip:
         return 0.0
     seconds = 0.0
     with runner.empty_folder() as folder:
-        program_check.stage_files(block.named(), folder)
+        stage_files(block.named(), folder)
         for command in transcript.commands:
             line = block.fence.line + command.line
             result = _run(block, command.command_line, folder, options, line, command.status)
@@ -363,120 +366,11 @@ def _yaml(block: Block) -> None:
             raise block.invalid("Kubernetes object", "it has no kind")
 
 
-_OF_DEEPSPEED = re.compile(
-    "zero_optimization|train_micro_batch_size_per_gpu|zero_allow_untested_optimizer"
-)
-
-
-def _json(block: Block) -> None:
-    value = _parsed(block, "JSON", json.loads)
-    title = block.fence.options.get("title", "")
-    if isinstance(value, dict) and (
-        re.search(r"deepspeed|^ds_|/ds_", title) or any(map(_OF_DEEPSPEED.fullmatch, value))
-    ):
-        _hold_to_deepspeed(block, value)
-
-
-# Asks DeepSpeed's own models of a config, names of keys included.
-_DEEPSPEED = """\
-import inspect, json, logging, os, sys
-os.environ.setdefault("DS_ACCELERATOR", "cpu")
-logging.disable(logging.CRITICAL)
-import deepspeed.runtime.config as config, deepspeed.runtime.constants as constants
-value = json.load(sys.stdin)
-sources = inspect.getsource(config) + inspect.getsource(constants)
-quoted = lambda key: f'"{key}"' in sources or f"'{key}'" in sources
-unknown = [key for key in value if not quoted(key)]
-if unknown:
-    sys.exit(f"DeepSpeed knows no key {', '.join(unknown)}")
-try:
-    config.DeepSpeedConfig(value)
-except Exception as error:
-    sys.exit(f"{type(error).__name__}: {error}")
-"""
-
-
-def _hold_to_deepspeed(block: Block, value: dict) -> None:
-    done = _said([sys.executable, "-c", _DEEPSPEED], json.dumps(value))
-    if done.returncode:
-        said = done.stderr.strip().splitlines()
-        raise block.invalid("DeepSpeed config", "\n".join(said[-6:]))
-
-
 def _said(command: list[str], given: str = "") -> subprocess.CompletedProcess[str]:
     """What a checker says of a text."""
     return subprocess.run(
         command, input=given, capture_output=True, text=True, check=False, timeout=120
     )
-
-
-# what may begin a line of a Dockerfile
-_INSTRUCTIONS = {
-    "ADD", "ARG", "CMD", "COPY", "ENTRYPOINT", "ENV", "EXPOSE", "FROM", "HEALTHCHECK", "LABEL",
-    "ONBUILD", "RUN", "SHELL", "STOPSIGNAL", "USER", "VOLUME", "WORKDIR",
-}  # fmt: skip
-
-
-def _dockerfile(block: Block) -> None:
-    """Hold a Dockerfile to what can be known without building it.
-
-    Its instructions exist, FROM comes first, a form with brackets is JSON, what RUN starts is
-    a shell script, what COPY takes is in this repository, and no variable is undeclared.
-    """
-    begun, declared = False, {"PATH", "HOME"}
-    for at, line in _logical_lines(block.code):
-        name, _, rest = line.partition(" ")
-        rest = rest.strip()
-        begun = begun or name == "FROM"
-        if name in {"ARG", "ENV"}:
-            declared |= set(_NAMES.findall(rest))
-        unknown = set(re.findall(r"\$\{?(\w+)", rest)) - declared
-        if name not in _INSTRUCTIONS or not rest:
-            why = f"{line!r} is no instruction"
-        elif not begun and name != "ARG":
-            why = f"{name} stands before FROM"
-        elif why := _wrong_arguments(name, rest, block.root):
-            pass
-        elif unknown and name != "CMD":
-            why = f"nothing sets {', '.join(sorted(unknown))}"
-        if why:
-            raise block.invalid("Dockerfile", why, at)
-    if not begun:
-        raise block.invalid("Dockerfile", "it has no FROM")
-
-
-_NAMES = re.compile(r"(?:^|\s)(\w+)(?==|$)")  # those that ARG and ENV set
-
-
-def _logical_lines(code: str) -> Iterator[tuple[int, str]]:
-    """The lines of a Dockerfile, those that end in a backslash joined, with their numbers."""
-    number = 1
-    for line in re.sub(r"\\\n", " \0", code).split("\n"):
-        text = line.replace("\0", "").strip()
-        if text and not text.startswith("#"):
-            yield number, text
-        number += line.count("\0") + 1
-
-
-def _wrong_arguments(name: str, rest: str, root: Path) -> str:
-    """What is wrong with what follows an instruction; nothing where it is right."""
-    if name in {"ARG", "ENV"} and (
-        not _NAMES.search(rest) or (name == "ENV" and "=" not in rest)
-    ):
-        return f"{name} without a name"
-    if name == "COPY" and "--from" not in rest:
-        *sources, _ = [part for part in rest.split() if not part.startswith("--")] or [""]
-        missing = [part for part in sources if not (root / part).exists()]
-        if missing or not sources:
-            return f"there is no {missing or 'source'}"
-    if rest.startswith("["):
-        try:
-            json.loads(rest)
-        except ValueError as error:
-            return f"{name}: {error}"
-    elif name == "RUN" and (wrong := _shell_error(rest)):
-        return f"RUN: {wrong}"
-    return ""
 
 
 def _text(block: Block) -> None:
@@ -494,6 +388,10 @@ def _text(block: Block) -> None:
             raise block.error(message, block.fence.line + number)
 
 
+def _displayed_only(_block: Block) -> None:
+    """Accept any text: the tests neither run nor parse a block of this language."""
+
+
 def _markdown(block: Block) -> None:
     """An example for authors: a part of a page, in which each callout has a quote."""
     lists = block.code.split('<div class="callouts" markdown>')[1:]
@@ -502,7 +400,7 @@ def _markdown(block: Block) -> None:
         raise block.error("an example without text, or a callout without a quote")
 
 
-RUNS: dict[str, Callable[[Block, program_check.RunOptions], float]] = {
+RUNS: dict[str, Callable[[Block, CheckOptions], float]] = {
     "python": _python,
     "bash": _shell,
     "console": _console,
@@ -511,9 +409,8 @@ CHECKS: dict[str, Callable[[Block], None]] = {
     "cpp": partial(_compiles, compiler=_GXX, suffix=".cpp"),
     "cuda": partial(_compiles, compiler=_NVCC, suffix=".cu"),
     "yaml": _yaml,
-    "json": _json,
     "toml": partial(_parsed, what="TOML", parse=tomllib.loads),
-    "dockerfile": _dockerfile,
+    "dockerfile": _displayed_only,
     "markdown": _markdown,
     "text": _text,
 }

@@ -104,12 +104,12 @@ def _form(source: str) -> str:
 
 
 def check(
-    program: Program, device: str, mutant: Mutant, options: program_check.RunOptions
+    program: Program, device: str, mutant: Mutant, options: program_check.CheckOptions
 ) -> program_check.CheckResult:
     """Run the program as the mutant has it. Raises BookError where it does as recorded."""
     recorded = program.transcript(device).provenance
     limit = LIMIT + 10 * (recorded.seconds if recorded else 0)
-    outcome = program_check.run_changed(
+    outcome = program_check.check_changed_source(
         program, device, mutant.source, replace(options, limit=limit)
     )
     if outcome is None:

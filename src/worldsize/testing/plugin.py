@@ -38,6 +38,8 @@ import pytest
 
 from worldsize.execution import host_checks, processes, runner
 from worldsize.execution.prefork import Launcher
+from worldsize.execution.program_run import gpu_lock
+from worldsize.execution.requirements import gpus_needed, missing_requirement
 from worldsize.model import BookError, compatibility
 from worldsize.model.page import embedded_files
 from worldsize.model.program import (
@@ -48,7 +50,7 @@ from worldsize.model.program import (
     is_orphan,
     is_program,
 )
-from worldsize.testing import code_blocks, mutation, program_check, result_cache
+from worldsize.testing import code_blocks, mutation, program_check, result_cache, shown
 
 SESSION = pytest.StashKey["Session"]()
 INPUTS = pytest.StashKey[str]()
@@ -216,8 +218,8 @@ class Session:
         launcher = option("--launcher")
         as_typed = launcher == "process" or (self.record and launcher == "auto")
         self.warm = None if as_typed else Launcher(launcher == "prefork")
-        self.run_options = program_check.RunOptions(
-            option("--time-limit"), self.record, self.warm
+        self.run_options = program_check.CheckOptions(
+            limit=option("--time-limit"), launcher=self.warm, record=self.record
         )
         self.worked = 0.0  # seconds of processor time, when last asked
 
@@ -365,7 +367,7 @@ class ProgramFile(pytest.File):
                 self,
                 name="shown",
                 title=f"{program.name}: shown",
-                check=lambda: program_check.check_shown(program, session.embedded),
+                check=lambda: shown.check_shown(program, session.embedded),
             )
         if not program.devices:
             return  # `shown` says so
@@ -381,7 +383,7 @@ class ProgramFile(pytest.File):
                 inputs=partial(program_check.inputs, program, device),
             )
             item.add_marker("gpu" if name == "cuda" else "cpu")
-            if name == "cuda" and program_check.gpus_needed(program.transcript(device)) > 1:
+            if name == "cuda" and gpus_needed(program.transcript(device)) > 1:
                 item.add_marker("multi_gpu")
             yield item
 
@@ -428,12 +430,12 @@ def _mutant_inputs(program: Program, mutant: mutation.Mutant) -> tuple[str | Pat
 
 
 def _check_mutant(
-    program: Program, mutant: mutation.Mutant, run_options: program_check.RunOptions
+    program: Program, mutant: mutation.Mutant, run_options: program_check.CheckOptions
 ) -> program_check.CheckResult:
     """A mutant does something else than recorded; skipped where nobody could notice it."""
     if mutant.equivalent:
         pytest.skip(f"equivalent: {mutant.equivalent}")
-    if tool := program_check.missing_tool(program, program.transcript("cpu")):
+    if tool := missing_requirement(program, program.transcript("cpu")):
         pytest.skip(f"{tool} is not on this machine")
     return mutation.check(program, "cpu", mutant, run_options)
 
@@ -446,14 +448,14 @@ def _gpu_device(program: Program) -> str:
 
 
 def _check_program(
-    program: Program, device: str, run_options: program_check.RunOptions
+    program: Program, device: str, run_options: program_check.CheckOptions
 ) -> program_check.CheckResult:
     """Its commands print what the transcript says; skipped where this machine cannot run it."""
     have = len(runner.gpu_names())
     if device != "cpu":
         _need_gpu()
         transcript, here = program.transcript(device), runner.describe_device("cuda")
-        if (needs := program_check.gpus_needed(transcript)) > have:
+        if (needs := gpus_needed(transcript)) > have:
             pytest.skip(f"needs {needs} GPUs, this machine has {have}")
         if (at := transcript.provenance) and gpu_kind(at.device) != gpu_kind(here):
             pytest.skip(f"recorded on {at.device}, this machine has {here}")
@@ -461,7 +463,7 @@ def _check_program(
         if have:
             pytest.skip("needs a GPU, and is held to its GPU transcript on this machine")
         return program_check.check_refusal(program, run_options)
-    if tool := program_check.missing_tool(program, program.transcript(device)):
+    if tool := missing_requirement(program, program.transcript(device)):
         pytest.skip(f"{tool} is not on this machine")
     return program_check.check(program, device, run_options)
 
@@ -508,14 +510,14 @@ class PageFile(pytest.File):
 
 
 def _check_block(
-    block: code_blocks.Block, device: str, run_options: program_check.RunOptions
+    block: code_blocks.Block, device: str, run_options: program_check.CheckOptions
 ) -> program_check.CheckResult:
     """A block of a chapter runs, on a GPU sees it, compiles or is valid."""
     if block.skip == "":
         raise block.error("a skipped block must say why")
     if device == "cuda":
         _need_gpu()
-    with program_check.gpu_lock(device):
+    with gpu_lock(device):
         seconds = code_blocks.check(block, replace(run_options, device=device))
     if block.skip:
         pytest.skip(block.skip)
@@ -739,7 +741,7 @@ def pytest_terminal_summary(terminalreporter, exitstatus, config: pytest.Config)
             f"{commands:.1f} s in commands, {took - commands:.1f} s around them ({extra:.1f}%)"
         )
     for report, facts in called:
-        if facts.get("doubted") and not facts.get("recorded"):
+        if facts.get("rerun_cold") and not facts.get("recorded"):
             write(f"did something else when started warm, right as typed: {report.nodeid}")
         if facts.get("recorded"):
             write(f"recorded {report.nodeid}")

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from worldsize.execution import runner
+from worldsize.execution.requirements import gpus_needed, missing_requirement
 from worldsize.model import BookError, atomic_write
 from worldsize.model.program import ON_GPUS, Program, gpu_kind, on_gpus
 from worldsize.testing import program_check
@@ -85,10 +86,10 @@ class Recording:
         """Return why a program is skipped; an empty string if it runs."""
         if self.results.has(f"{program.name}::cuda", self._inputs(program)):
             return UNCHANGED
-        if (needs := program_check.gpus_needed(program.on_gpu)) > len(runner.gpu_names()):
+        if (needs := gpus_needed(program.on_gpu)) > len(runner.gpu_names()):
             return f"needs {needs} GPUs"
         missing = [
-            program_check.missing_tool(program, program.on_gpu),
+            missing_requirement(program, program.on_gpu),
             *_missing_packages(program),
         ]
         return "; ".join(f"{each} is missing" for each in dict.fromkeys(filter(None, missing)))
@@ -173,7 +174,7 @@ class Recording:
             self.new.add(path.relative_to(self.root).as_posix())
         try:
             outcome = program_check.check(
-                program, device, program_check.RunOptions(record=True)
+                program, device, program_check.CheckOptions(record=True)
             )
         except Exception as error:  # record the other programs, whatever the error is
             self._add_failure(
