@@ -72,8 +72,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--every-answer",
         action="store_true",
-        help="grade every wrong answer to a lab; by default, a third of them and those that -k "
-        "chooses",
+        help="grade every wrong answer to a lab; by default, a seventh of them, or those that -k "
+        "selects",
     )
 
 

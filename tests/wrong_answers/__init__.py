@@ -10,8 +10,9 @@ that a learner who makes it must get:
 
 `old` is a piece of the finished program and occurs in it once; `new` stands there instead. A
 mistake in several places has `edits=[(old, new), …]`. Without a hint it is no mistake but
-another right answer, and must pass. `make test` grades all right answers and a third of the
-mistakes, always the same ones. With `--every-answer` it grades all of them.
+another right answer, and must pass. `make test` grades all right answers and a seventh of the
+mistakes. An edit of the program or of its grader selects another seventh, so seven edits select
+every mistake about once. With `--every-answer`, all mistakes are graded.
 
 Text of several lines in triple quotes is written without its indentation: lines after the first
 stand in the program as far to the right as the line in which `old` begins. Where an answer is
@@ -40,6 +41,20 @@ ASSESSED = (
     "graders/labs/lab07_pytorch_gpu.py", "labs/lab06_cuda_basics.py",
     "labs/lab07_pytorch_gpu.py", "tests/whole_runs.py",
 )  # fmt: skip
+
+
+SAMPLE = 7  # `make test` grades one in so many mistakes
+
+
+def _checksum(text: str) -> int:
+    return zlib.crc32(text.encode())
+
+
+@functools.cache
+def _turn(reference: Path) -> int:
+    """The checksum of a finished program and its grader, which selects the mistakes to grade."""
+    grader = ROOT / "graders" / reference.relative_to(ROOT)
+    return _checksum(reference.read_text("utf-8") + grader.read_text("utf-8"))
 
 
 class Body(str):
@@ -121,11 +136,12 @@ class Answer:
 
     @property
     def sampled(self) -> bool:
-        """Whether `make test` grades it: every right answer, and a third of the mistakes.
+        """Whether `make test` grades it: every right answer, and a seventh of the mistakes.
 
-        The checksum of its name decides, so the choice is the same in every run.
+        Two checksums decide: that of its name, and that of the program and its grader. The choice
+        is therefore the same in every run of one version of the book.
         """
-        return not self.hint or zlib.crc32(str(self).encode()) % 3 == 0
+        return not self.hint or (_checksum(str(self)) + _turn(self.reference)) % SAMPLE == 0
 
     def __str__(self) -> str:
         return f"{self.reference.stem}-step{self.step}-{self.name}"

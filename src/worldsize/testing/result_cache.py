@@ -7,14 +7,17 @@ depend on, and for a whole run that passed a digest of the whole repository. Wit
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 import os
 import sys
+import time
 from fnmatch import fnmatch
 from pathlib import Path
 
 from worldsize.model import ROOT, atomic_write
-from worldsize.model.fingerprint import digest
+from worldsize.model.fingerprint import contents, digest
 
 MACHINE = (
     "graders/__init__.py",
@@ -30,6 +33,8 @@ ENGINE = tuple(
     )
 )
 EVERYTHING = "everything"  # the name under which a whole run is known
+# Seconds for which the digest of a folder is reused. Thousands of tests name the same folders.
+FOLDER_AGE = 5.0
 
 
 class ResultCache:
@@ -40,6 +45,7 @@ class ResultCache:
         release = Path(sys.prefix).name.removeprefix(".venv")  # of torch, where it was named
         self.path = root / ".cache" / f"passed{release}.json"
         self.known = self._read()
+        self._folders: dict[Path, tuple[float, str]] = {}  # when each was read, and its digest
 
     def _read(self) -> dict[str, str]:
         try:
@@ -70,8 +76,23 @@ class ResultCache:
         self.add({EVERYTHING: f"{digest} {summary}"})
 
     def digest(self, *parts: str | Path) -> str:
-        """A digest of texts, files and folders, and of what every test depends on."""
-        return digest(self.root, *parts)
+        """A digest of texts, files and folders, and of what every test depends on.
+
+        It covers a folder as it is now, or as it was at most `FOLDER_AGE` seconds ago.
+        """
+        return digest(self.root, *map(self._folder_as_text, parts))
+
+    def _folder_as_text(self, part: str | Path) -> str | Path:
+        """The path and the digest of a folder; anything else unchanged."""
+        if isinstance(part, str) or not part.is_dir():
+            return part
+        read_at, text = self._folders.get(part, (-math.inf, ""))
+        if time.monotonic() - read_at > FOLDER_AGE:
+            read_at = time.monotonic()
+            lines = "\0".join(contents(part))
+            text = f"{part} {hashlib.sha256(lines.encode()).hexdigest()}"
+            self._folders[part] = read_at, text
+        return text
 
     def everything(self, *machine: str) -> str:
         """A digest of the repository, and of what its tests may find on this machine.
