@@ -10,9 +10,9 @@ that a learner who makes it must get:
 
 `old` is a piece of the finished program and occurs in it once; `new` stands there instead. A
 mistake in several places has `edits=[(old, new), …]`. Without a hint it is no mistake but
-another right answer, and must pass. `make test` grades all right answers and a seventh of the
-mistakes. An edit of the program or of its grader selects another seventh, so seven edits select
-every mistake about once. With `--every-answer`, all mistakes are graded.
+another right answer, and must pass. `make test` grades a third of the right answers and a
+seventh of the mistakes. An edit of the program or of its grader selects other ones. With
+`--every-answer`, all of them are graded, as on one Python of the workflow.
 
 Text of several lines in triple quotes is written without its indentation: lines after the first
 stand in the program as far to the right as the line in which `old` begins. Where an answer is
@@ -43,18 +43,26 @@ ASSESSED = (
 )  # fmt: skip
 
 
-SAMPLE = 7  # `make test` grades one in so many mistakes
+RIGHT, WRONG = 3, 7  # `make test` grades one in so many right and wrong answers
+
+
+def in_turn(name: str, program: Path, cycle: int) -> bool:
+    """Whether something with this name is in the sample, which has one in `cycle` of all names.
+
+    The texts of the finished program and its grader decide which part is the sample. A run with
+    the same texts has the same sample, and an edit selects another one.
+    """
+    grader = ROOT / "graders" / program.relative_to(ROOT)
+    return (_checksum(name) + _checksum_of(program) + _checksum_of(grader)) % cycle == 0
+
+
+@functools.cache
+def _checksum_of(path: Path) -> int:
+    return _checksum(path.read_text("utf-8"))
 
 
 def _checksum(text: str) -> int:
     return zlib.crc32(text.encode())
-
-
-@functools.cache
-def _turn(reference: Path) -> int:
-    """The checksum of a finished program and its grader, which selects the mistakes to grade."""
-    grader = ROOT / "graders" / reference.relative_to(ROOT)
-    return _checksum(reference.read_text("utf-8") + grader.read_text("utf-8"))
 
 
 class Body(str):
@@ -136,12 +144,8 @@ class Answer:
 
     @property
     def sampled(self) -> bool:
-        """Whether `make test` grades it: every right answer, and a seventh of the mistakes.
-
-        Two checksums decide: that of its name, and that of the program and its grader. The choice
-        is therefore the same in every run of one version of the book.
-        """
-        return not self.hint or (_checksum(str(self)) + _turn(self.reference)) % SAMPLE == 0
+        """Whether `make test` grades it, without `--every-answer`."""
+        return in_turn(str(self), self.reference, WRONG if self.hint else RIGHT)
 
     def __str__(self) -> str:
         return f"{self.reference.stem}-step{self.step}-{self.name}"
