@@ -6,6 +6,7 @@ free one.
 """
 
 import contextlib
+import importlib
 import importlib.util
 import os
 import re
@@ -21,7 +22,6 @@ from types import ModuleType
 
 import processes
 import pytest
-import torch.distributed as dist
 from processes import HANG, end, left_behind
 
 INPUTS = ["labs/lab01_multi_gpu_setup.py"]
@@ -232,6 +232,7 @@ def test_rank_that_never_arrives() -> None:
 
 
 def test_rank_0_that_never_arrives_at_a_store_which_torchrun_holds() -> None:
+    dist = importlib.import_module("torch.distributed")
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     environments = ranks(2, store.port, TORCHELASTIC_USE_AGENT_STORE="True")
     (ended,) = start(environments[1], options="--wait 1")
@@ -401,6 +402,7 @@ def test_report_of_a_machine_whose_fabric_manager_does_not_run(tmp_path: Path) -
 
 
 def test_name_that_resolves_late(doctor: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    dist = importlib.import_module("torch.distributed")
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     real, lookups = doctor.addresses, []
 

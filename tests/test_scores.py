@@ -1,5 +1,6 @@
 """Scores: each report in `assessment/scores/` is graded again, and what counts them counts right."""
 
+import importlib
 import json
 import re
 import tomllib
@@ -10,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 from grading import LABS, ROOT, check, run
 
-from graders import runner, scores
+from graders import scores
 from worldsize.site import scores as table
 
 INPUTS = ["assessment", "src/worldsize/site", "graders", "labs", "tests/grading.py"]
@@ -208,6 +209,7 @@ def test_bytes_are_those_of_the_tensor_however_it_is_named() -> None:
         calls={None: SimpleNamespace()}, _send=lambda told: None, inside=False
     )
     probe.record = lambda name, tensor, *_: sent.append(tensor)
+    runner = importlib.import_module("graders.runner")  # it imports torch
     gather = runner.Lesson._watched(probe, "all_gather_single", lambda to, one, group: None)
     gather("to", "one", None)
     gather(one="one", to="to", group=None)
