@@ -104,7 +104,9 @@ def test_documented_commands_are_the_makefiles() -> None:
     seen, wrong = set(), []
     for path in files:
         for number, call in make_calls(path.read_text("utf-8")):
-            words = re.findall(r"[A-Z_]+(?==)|[a-z-]+(?=\s|$)|\S+", re.sub(r'"[^"]*"', "", call))
+            words = re.findall(
+                r"[A-Z_]+(?==)|[a-z-]+(?=\s|$)|\S+", re.sub(r'"[^"]*"', "", call)
+            )
             target = call.split()[0]
             if not re.fullmatch(r"[a-z-]+", target):
                 continue
