@@ -53,13 +53,13 @@ define room
 probably because the disk is full. Free some space, or use a different folder: TMPDIR=FOLDER make $@")'
 endef
 
-.PHONY: help serve test test-torch-versions mutants record site ebook compare-zensical record-gpu clean versions book zensical gpu
+.PHONY: help serve test test-torch-versions mutants update-mutants record site ebook compare-zensical record-gpu clean versions book zensical gpu
 
 help: ## list all commands and settings
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-19s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo 'Settings, which you write after a command (in parentheses: the commands that use them):'
-	@echo '  WHAT=snippets/02_ddp      run only these programs, pages or tests (test, test-torch-versions, mutants, record, record-gpu)'
+	@echo '  WHAT=snippets/02_ddp      run only these programs, pages or tests (test, mutants, update-mutants, record and others)'
 	@echo '  TORCH=2.14.1              use this release of torch, in a separate environment (test, record)'
 	@echo '  RELEASES="2.13.0 2.15.0"  use these releases of torch; the default is $(RELEASES) (test-torch-versions)'
 	@echo '  PYTHON=python3            use this Python as it is, and install nothing (test, record, record-gpu)'
@@ -86,6 +86,9 @@ test-torch-versions: ## run the programs on several releases of torch, and write
 mutants: $(TEST) ## change each program so that it is wrong, and list the wrong versions that still pass
 	$(room)
 	@$(RUN) -m pytest --mutants all --launcher=prefork $(WORKERS) $(ARGS) $(or $(WHAT),snippets labs assessment)
+
+update-mutants: $(READ) ## adapt the lists of mutants to edited programs
+	@$(RUN) -m worldsize.tools.update_mutants $(WHAT)
 
 record: $(TEST) ## run the programs one by one, and write the transcripts whose output has changed
 	$(room)

@@ -72,21 +72,25 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--every-answer",
         action="store_true",
-        help="grade every wrong answer to a lab; by default, a third of them and those that -k "
-        "chooses",
+        help="grade every answer to a lab, right or wrong, and run the labs with every number of "
+        "ranks; by default, a sample, or what -k selects",
     )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect the wrong answers that are not in the sample."""
+    """Deselect the tests with a parameter that is not in the sample."""
     if config.option.every_answer or config.option.keyword:
         return
-    params = {item: getattr(item, "callspec", None) for item in items}
-    answers = {item: each.params.get("answer") for item, each in params.items() if each}
-    left = {item for item, answer in answers.items() if not getattr(answer, "sampled", True)}
+    left = {item for item in items if not _is_sampled(item)}
     if left:
         config.hook.pytest_deselected(items=list(left))
         items[:] = [item for item in items if item not in left]
+
+
+def _is_sampled(item: pytest.Item) -> bool:
+    """Whether no parameter of a test says that a run without `--every-answer` leaves it out."""
+    values = item.callspec.params.values() if hasattr(item, "callspec") else ()
+    return all(getattr(value, "sampled", True) for value in values)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -206,11 +210,11 @@ def reads_as_served(item: pytest.Item) -> int | None:
 
     A page that tests share is loaded by the first of them.
     """
-    if "address" not in item.fixturenames:
+    if "site_url" not in item.fixturenames:
         return None
     fixtures = {name: each[-1] for name, each in item._fixtureinfo.name2fixturedefs.items()}
     known = {name for name, each in fixtures.items() if "built_site" in each.argnames}
-    if "built_site" in item._fixtureinfo.argnames or known != {"address"}:
+    if "built_site" in item._fixtureinfo.argnames or known != {"site_url"}:
         return None
     return int(any(each.scope == "module" for each in fixtures.values()))
 

@@ -31,9 +31,6 @@ from torch.nn import functional as F
 from torch.optim import SGD, Adam, AdamW, NAdam, Optimizer, RMSprop
 
 SNIPPETS = Path(__file__).resolve().parent.parent / "snippets"
-PROGRAMS = [
-    f"snippets/{p}.py" for p in re.findall(r'program\("(\w+/\w+)"', Path(__file__).read_text())
-]
 ROWS, TOKENS, H, V = 12, 4, 6, 11
 
 

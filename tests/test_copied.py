@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import os
 import re
 from collections.abc import Iterator
@@ -12,9 +13,6 @@ from typing import NamedTuple
 import pytest
 from processes import HANG, start
 
-pytest.importorskip("torch")
-import copied
-
 ROOT = Path(__file__).resolve().parent.parent
 INPUTS = ["docs", "snippets", "tests/copied.py"]
 CHAPTERS = ("02", "03", "04", "05", "07", "09", "10")
@@ -22,8 +20,7 @@ EMBEDDED = re.compile(r'--8<-- "snippets/([^":]+)\.py:(\w+)"')
 TAKES = re.compile(r"Module|Sequential|Parameter|Optimizer|DistributedDataParallel|DDP")
 NUMBERS = {"int", "float", "tuple"}
 BY_NAME = {"model", "module", "ddp", "optimizer", "layers", "stage", "experts"}
-TITLES = [*copied.WAYS, *copied.OTHERS, *copied.ALONE]
-TESTED = {name for title in TITLES for name in copied.names(title)}
+IMPORTED = re.findall(r'program\("(\w+/\w+)"', (ROOT / "tests/copied.py").read_text("utf-8"))
 # why the classes and functions of some programs, PROGRAM:NAME, are not tried by copied.py
 REASONS = {
     "tried with the wrapper or optimizer that has it": """
@@ -128,23 +125,28 @@ def invited() -> Iterator[str]:
 
 
 def test_what_a_page_shows_is_tried_or_has_a_reason() -> None:
+    pytest.importorskip("torch")
+    copied = importlib.import_module("copied")
+    titles = [*copied.WAYS, *copied.OTHERS, *copied.ALONE]
+    tested = {name for title in titles for name in copied.names(title)}
     shown = set(invited())
     reasons = [name for names in REASONS.values() for name in names.split()]
-    tried = {name for name in shown if name.partition(":")[2] in TESTED}
+    tried = {name for name in shown if name.partition(":")[2] in tested}
     assert shown - tried - set(reasons) == set(), "add these to copied.py, or say why not"
     assert set(reasons) - (shown - tried) == set(), "these are tried, or on no page"
-    stale = TESTED - {name.partition(":")[2] for name in tried}
+    stale = tested - {name.partition(":")[2] for name in tried}
     assert stale == {"ZeRO2", "ulysses_attention"}, "on no page, or it takes no model"
 
 
 class Ranks(NamedTuple):
     count: int
-    inputs: tuple[str, ...] = ("tests/copied.py", *copied.PROGRAMS)
+    inputs: tuple[str, ...] = ("tests/copied.py", *(f"snippets/{p}.py" for p in IMPORTED))
 
 
 @pytest.mark.parametrize("ranks", [Ranks(1), Ranks(2), Ranks(3)], ids=lambda r: str(r.count))
 def test_it_works_on_other_models(ranks: Ranks, tmp_path: Path) -> None:
     """Each part in each case against one process, and each refusal by its sentence."""
+    pytest.importorskip("torch")
     words = ["torchrun", f"--nproc-per-node={ranks.count}", str(ROOT / "tests/copied.py")]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     out, err = start(words, tmp_path, environment).communicate(HANG)

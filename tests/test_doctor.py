@@ -6,6 +6,7 @@ use free ports, and no fixed ones.
 """
 
 import contextlib
+import importlib
 import importlib.util
 import os
 import re
@@ -21,7 +22,6 @@ from types import ModuleType
 
 import processes
 import pytest
-import torch.distributed as dist
 from processes import HANG, end, left_behind
 
 INPUTS = ["labs/lab01_multi_gpu_setup.py"]
@@ -239,6 +239,7 @@ def test_a_missing_rank_is_reported() -> None:
 
 
 def test_a_missing_rank_0_is_reported_if_torchrun_runs_the_store() -> None:
+    dist = importlib.import_module("torch.distributed")
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     environments = ranks(2, store.port, TORCHELASTIC_USE_AGENT_STORE="True")
     (ended,) = start(environments[1], options="--wait 1")
@@ -412,6 +413,7 @@ def test_a_fabric_manager_that_does_not_run_is_reported(tmp_path: Path) -> None:
 def test_a_name_that_resolves_late_is_accepted(
     doctor: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    dist = importlib.import_module("torch.distributed")
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     real, lookups = doctor.addresses, []
 

@@ -10,8 +10,9 @@ that a learner who makes it must get:
 
 `old` is a piece of the finished program and occurs in it once; `new` stands there instead. A
 mistake in several places has `edits=[(old, new), …]`. Without a hint it is no mistake but
-another right answer, and must pass. `make test` grades all right answers and a third of the
-mistakes, always the same ones. With `--every-answer` it grades all of them.
+another right answer, and must pass. `make test` grades a third of the right answers and a
+seventh of the mistakes. An edit of the program or of its grader selects other ones. With
+`--every-answer`, all of them are graded, as on one Python of the workflow.
 
 Text of several lines in triple quotes is written without its indentation: lines after the first
 stand in the program as far to the right as the line in which `old` begins. Where an answer is
@@ -43,6 +44,28 @@ ASSESSED = (
     "graders/labs/lab07_pytorch_gpu.hints.toml", "labs/lab06_cuda_basics.py",
     "labs/lab07_pytorch_gpu.py", "tests/whole_runs.py",
 )  # fmt: skip
+
+
+RIGHT, WRONG = 3, 7  # `make test` grades one in so many right and wrong answers
+
+
+def in_turn(name: str, program: Path, cycle: int) -> bool:
+    """Whether something with this name is in the sample, which has one in `cycle` of all names.
+
+    The texts of the finished program and its grader decide which part is the sample. A run with
+    the same texts has the same sample, and an edit selects another one.
+    """
+    grader = ROOT / "graders" / program.relative_to(ROOT)
+    return (_checksum(name) + _checksum_of(program) + _checksum_of(grader)) % cycle == 0
+
+
+@functools.cache
+def _checksum_of(path: Path) -> int:
+    return _checksum(path.read_text("utf-8"))
+
+
+def _checksum(text: str) -> int:
+    return zlib.crc32(text.encode())
 
 
 class Body(str):
@@ -124,11 +147,8 @@ class Answer:
 
     @property
     def sampled(self) -> bool:
-        """Whether `make test` grades it: every right answer, and a third of the mistakes.
-
-        The checksum of its name decides, so the choice is the same in every run.
-        """
-        return not self.hint or zlib.crc32(str(self).encode()) % 3 == 0
+        """Whether `make test` grades it, without `--every-answer`."""
+        return in_turn(str(self), self.reference, WRONG if self.hint else RIGHT)
 
     def __str__(self) -> str:
         return f"{self.reference.stem}-step{self.step}-{self.name}"

@@ -296,17 +296,21 @@ def resolve(embed: Embed, root: Path) -> list[str]:
     path = root / embed.file
     if not path.is_file() or not _is_inside(path, root):
         raise BookError(f"the embedded file {embed.file} does not exist: correct its path")
+    return list(_lines_of(path, embed.file, embed.part, path.stat().st_mtime_ns))
+
+
+@lru_cache(maxsize=8192)
+def _lines_of(path: Path, file: str, part: str, _mtime: int) -> list[str]:
+    """Return the lines of a part of a file, dedented, computed once for each state of the file."""
     text = path.read_text("utf-8")
     lines = text.splitlines()
-    if match := re.fullmatch(r":?(\d*)(?::(\d*))?", embed.part):
+    if match := re.fullmatch(r":?(\d*)(?::(\d*))?", part):
         first, last = int(match[1] or 1), int(match[2] or 0) or None
         lines = lines[first - 1 : last]
         if not lines:
-            raise BookError(
-                f"{embed.file} does not have the lines {embed.part}: correct the numbers"
-            )
+            raise BookError(f"{file} does not have the lines {part}: correct the numbers")
     else:
-        lines = _section(embed, text, lines)
+        lines = _section(file, part, text, lines)
     lines = [line for line in lines if not _MARKER.search(line)]
     return textwrap.dedent("\n".join(lines)).strip("\n").split("\n")
 
@@ -317,24 +321,23 @@ def _is_inside(path: Path, root: Path) -> bool:
     return path.resolve().is_relative_to(root.resolve())
 
 
-def _section(embed: Embed, text: str, lines: list[str]) -> list[str]:
+def _section(file: str, part: str, text: str, lines: list[str]) -> list[str]:
     """Return the lines between the markers of a section, or those of a function or class."""
     marks = {(m[1], m[2]): n for n, line in enumerate(lines) if (m := _MARKER.search(line))}
-    if ("start", embed.part) in marks:
-        if ("end", embed.part) not in marks:
+    if ("start", part) in marks:
+        if ("end", part) not in marks:
             raise BookError(
-                f"{embed.file} has a start marker of the section {embed.part!r} but no end "
+                f"{file} has a start marker of the section {part!r} but no end "
                 "marker: add the end marker"
             )
-        return lines[marks["start", embed.part] + 1 : marks["end", embed.part]]
-    named = _named(text) if embed.file.endswith(".py") else {}
-    if embed.part in named:
-        first, last = named[embed.part]
+        return lines[marks["start", part] + 1 : marks["end", part]]
+    named = _named(text) if file.endswith(".py") else {}
+    if part in named:
+        first, last = named[part]
         return lines[first - 1 : last]
     known = sorted({mark for _, mark in marks} | set(named))
     raise BookError(
-        f"{embed.file} has no section, function or class {embed.part!r}; "
-        f"it has: {', '.join(known)}"
+        f"{file} has no section, function or class {part!r}; it has: {', '.join(known)}"
     )
 
 

@@ -212,7 +212,10 @@ def _changed(
             times = (
                 "is left as it is" if was == becomes else f"occurs {source.count(was)} times"
             )
-            raise BookError(f"tests/mutants/{path.name}:1: {name}, {what!r}: {times}: {was}")
+            raise BookError(
+                f"tests/mutants/{path.name}:1: {name}, {what!r}: {times}: {was}\n"
+                f"After an edit of the program, run: make update-mutants WHAT={name}"
+            )
         line = source[: source.index(was)].count("\n") + 1
         changed = source.replace(was, becomes)
         yield Mutant(what, line, f"- {was}\n+ {becomes}", changed, "".join(why))

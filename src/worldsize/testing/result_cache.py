@@ -7,14 +7,17 @@ option ``--no-cache`` ignores the file, and so does CI.
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 import os
 import sys
+import time
 from fnmatch import fnmatch
 from pathlib import Path
 
 from worldsize.model import ROOT, atomic_write
-from worldsize.model.fingerprint import digest
+from worldsize.model.fingerprint import contents, digest
 
 ENGINE = tuple(
     ROOT / name
@@ -25,6 +28,8 @@ ENGINE = tuple(
     )
 )
 WHOLE_RUN = "whole run"  # the key of a run of all tests
+# Seconds for which the digest of a folder is reused. Thousands of tests name the same folders.
+FOLDER_AGE = 5.0
 
 
 class ResultCache:
@@ -36,6 +41,7 @@ class ResultCache:
         release = Path(sys.prefix).name.removeprefix(".venv")
         self.path = root / ".cache" / f"passed{release}.json"
         self.known = self._read()
+        self._folders: dict[Path, tuple[float, str]] = {}  # when each was read, and its digest
 
     def _read(self) -> dict[str, str]:
         try:
@@ -69,8 +75,23 @@ class ResultCache:
         self.add({WHOLE_RUN: f"{digest} {summary}"})
 
     def digest(self, *parts: str | Path) -> str:
-        """Return a hash of texts, files and folders, and of the environment of all tests."""
-        return digest(self.root, *parts)
+        """Return a hash of texts, files and folders, and of the environment of all tests.
+
+        It covers a folder as it is now, or as it was at most `FOLDER_AGE` seconds ago.
+        """
+        return digest(self.root, *map(self._folder_as_text, parts))
+
+    def _folder_as_text(self, part: str | Path) -> str | Path:
+        """Return the path and the digest of a folder; anything else unchanged."""
+        if isinstance(part, str) or not part.is_dir():
+            return part
+        read_at, text = self._folders.get(part, (-math.inf, ""))
+        if time.monotonic() - read_at > FOLDER_AGE:
+            read_at = time.monotonic()
+            lines = "\0".join(contents(part))
+            text = f"{part} {hashlib.sha256(lines.encode()).hexdigest()}"
+            self._folders[part] = read_at, text
+        return text
 
     def everything(self, *machine: str) -> str:
         """Return a hash of the repository and of the machine that the tests run on.
