@@ -47,10 +47,10 @@ from worldsize.site import (
     llms_markdown,
     math_svg,
     offline_zip,
-    page_cache,
+    prerender,
     template,
 )
-from worldsize.site.hooks import BookMarkdown
+from worldsize.site.markdown_extension import BookMarkdown
 from worldsize.site.yaml_schema import DataError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -769,7 +769,7 @@ def test_what_stops_the_build_names_its_page(tmp_path: Path, wrong: str, said: s
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs/index.md").write_text(f"# A page\n\n{wrong}\n", "utf-8")
     (tmp_path / "mkdocs.yml").write_text(
-        f"site_name: x\nhooks: [{ROOT}/src/worldsize/site/hooks.py]\n", "utf-8"
+        "site_name: x\nplugins: [search, worldsize]\n", "utf-8"
     )
     build = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict"],
@@ -788,7 +788,7 @@ def test_what_stops_the_build_names_its_page(tmp_path: Path, wrong: str, said: s
 def small_site(tmp_path: Path):
     """A book of three pages in a folder; call it to build it, and get the first as published."""
     for name, text in {
-        "mkdocs.yml": f"site_name: x\nhooks: [{ROOT}/src/worldsize/site/hooks.py]\n",
+        "mkdocs.yml": "site_name: x\nplugins: [search, worldsize]\n",
         "docs/glossary.md": '# Terms\n\n<div class="glossary" markdown>\n\nrank\n:   A number.\n\n</div>\n',
         "docs/index.md": '# A page\n\nA rank. $x^2$ [Terms](glossary.md#terms)\n\n```python\n--8<-- "a.py"\n```\n',
         "docs/more.md": "# More\n",
@@ -807,14 +807,14 @@ def small_site(tmp_path: Path):
 
 
 def when_kept(book: Path) -> dict[str, int]:
-    return {each.name: each.stat().st_mtime_ns for each in (book / page_cache.FOLDER).iterdir()}
+    return {each.name: each.stat().st_mtime_ns for each in (book / prerender.FOLDER).iterdir()}
 
 
 def test_what_was_kept_of_a_page_is_what_a_build_would_make(small_site) -> None:
     cold = small_site()
     made = when_kept(small_site.folder)
     assert len(made) == 2 * 4 and small_site() == cold and when_kept(small_site.folder) == made
-    for each in (small_site.folder / page_cache.FOLDER).iterdir():
+    for each in (small_site.folder / prerender.FOLDER).iterdir():
         each.write_bytes(each.read_bytes()[:50])  # as when a disk was full
     assert small_site() == cold
 
@@ -877,7 +877,7 @@ def test_what_changed_is_made_anew(
 
 
 SHOWN = {  # one of each that a page can show
-    "mkdocs.yml": f"site_name: x\nhooks: [{ROOT}/src/worldsize/site/hooks.py]\nplugins: []\n",
+    "mkdocs.yml": "site_name: x\nplugins: [worldsize]\n",
     "snippets/t/p.py": '"""It says one."""\n\n\ndef f():\n    print(1)\n',
     "snippets/t/p.cpu.txt": f"{RECORDED}$ python p.py\n1\n$ python q.py\n2\n",
     "snippets/t/r.py": "print(3)\n",
@@ -922,7 +922,7 @@ groups:
   - id: g
     parts:
       - {id: one, name: One, minutes: 10, rows: [
-          {topic: a, can: do a, read: ["01_a#first"], run: p}]}
+          {topic: a, outcome: do a, read: ["01_a#first"], run: p}]}
 """,
 }
 
@@ -1014,7 +1014,7 @@ def test_a_page_of_a_file_that_changed_meanwhile_is_not_kept(
         render(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(page_cache.PageCache, "ahead", lambda *_: None)
+        patch.setattr(prerender.PageCache, "_prerender", lambda *_: None)
         patch.setattr(mkdocs.structure.pages.Page, "render", late)
         assert "2222" in small_site()
     program.write_text("print(1)\n")
@@ -1033,7 +1033,7 @@ def test_a_transcript_that_comes_while_all_is_built_is_shown_by_the_next_build(
         recorded.write_text(RECORDED + "$ python p.py\neins\n")
 
     with monkeypatch.context() as patch:
-        patch.setattr(page_cache.PageCache, "ahead", late)
+        patch.setattr(prerender.PageCache, "_prerender", late)
         small_site()
     small_site()
     assert "eins" in (small_site.folder / "site/programs/t/p/index.html").read_text("utf-8")
@@ -1066,7 +1066,7 @@ def test_the_edit_link_of_a_program_leads_to_the_program(small_site) -> None:
     config = small_site.folder / "mkdocs.yml"
     config.write_text(
         config.read_text() + "repo_url: https://a.example/b\nedit_uri: edit/main/docs/\n"
-        f"theme: {{name: material, custom_dir: {ROOT}/overrides}}\nplugins: []\n"
+        f"theme: {{name: material, custom_dir: {ROOT}/overrides}}\n"
     )
     path = small_site.folder / "snippets/t/p.py"
     path.parent.mkdir(parents=True)

@@ -99,4 +99,4 @@ def test_settings_are_the_books_own_and_labs_are_markdown() -> None:
         yaml.safe_load(MKDOCS.read_text("utf-8")),
     )
     assert str(said["nav"]) == re.sub(r"(labs/\w+)\.py", r"\1.md", str(own["nav"]))
-    assert said.keys() == own.keys() - {"hooks", "exclude_docs"}
+    assert said.keys() == own.keys() - {"exclude_docs"}

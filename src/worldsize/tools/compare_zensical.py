@@ -2,9 +2,9 @@
 worldsize.tools.compare_zensical site
 
 The pages are written out as a folder of plain Markdown, with all that they embed and show, and
-Zensical makes HTML of them by the same Python-Markdown, with the book's extension of it. What
-the hooks do to HTML is then done to a whole site. What this one lacks of the site that MkDocs
-has built must be exactly what `zensical.toml` lists.
+Zensical makes HTML of them by the same Python-Markdown, with the book's extension of it. The
+HTML is then changed as the plugin changes it. What this site lacks, compared with the site that
+MkDocs has built, must be exactly what `zensical.toml` lists.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from mkdocs.structure.nav import get_navigation
 from worldsize.model import ROOT
 from worldsize.model.page import parse
 from worldsize.site import html_postprocess, incremental_output, labs, llms_markdown
+from worldsize.site.markdown_extension import expand
 
 FOLDER = ROOT / ".cache/zensical"
 LIST = ROOT / "src/worldsize/tools/zensical.toml"
@@ -48,10 +49,10 @@ OF_BUILDER = re.compile(  # of one builder alone, by its nature
 
 def write_out(config: MkDocsConfig) -> Files:
     """Write the book's files into the folder, with the pages' Markdown as readers see it."""
-    hooks = config.hooks["src/worldsize/site/hooks.py"]
+    plugin = config.plugins["worldsize"]
     files = config.plugins.on_files(get_files(config), config=config)
     set_exclusions(files, config)
-    config.extra["nav"] = get_navigation(files, config)
+    plugin.nav = get_navigation(files, config)
     for file in files:
         if file.inclusion.is_excluded():
             continue
@@ -62,8 +63,7 @@ def write_out(config: MkDocsConfig) -> Files:
         page, around = file.page, {"page": file.page, "config": config, "files": files}
         page.read_source(config)
         page.markdown = config.plugins.on_page_markdown(page.markdown, **around)
-        hooks.complete(page, config)
-        lines = hooks.with_all_it_shows(page.markdown.split("\n"), ROOT)
+        lines = expand(page.markdown.split("\n"), ROOT)
         page.plain = llms_markdown.text(lines, **around)
         said = yaml.safe_dump(dict(page.meta), allow_unicode=True)
         text = "\n".join(["---", f"{said}---", "", *related(lines, file.src_uri)])
@@ -99,10 +99,10 @@ def settings() -> str:
     """The book's settings, for the folder, in which a lab is Markdown."""
     own = (ROOT / "mkdocs.yml").read_text("utf-8")
     said = yaml.safe_load(labs.LAB.sub(lambda lab: lab[0].removesuffix("py") + "md", own))
-    del said["hooks"], said["exclude_docs"]
-    said["plugins"] = [each for each in said["plugins"] if "mkdocs-jupyter" not in each]
+    del said["exclude_docs"]
+    said["plugins"] = [each for each in said["plugins"] if "search" in each]
     said["theme"] |= {"custom_dir": str(ROOT / "overrides"), "variant": "classic"}
-    said["markdown_extensions"].append("worldsize.site.hooks:BookMarkdown")
+    said["markdown_extensions"].append("worldsize")
     return yaml.safe_dump(said, sort_keys=False)
 
 
@@ -111,6 +111,7 @@ def build() -> Path:
     shutil.rmtree(FOLDER, ignore_errors=True)
     site, own = FOLDER / "site", FOLDER / "mkdocs.yml"
     config = load_config(str(ROOT / "mkdocs.yml"), site_dir=str(site))
+    config.plugins["worldsize"].config.cache = False
     config = config.plugins.on_config(config)
     files = write_out(config)
     own.write_text(settings(), "utf-8")
@@ -120,20 +121,20 @@ def build() -> Path:
 
 
 def finish(site: Path, files: Files, config: MkDocsConfig) -> None:
-    """Do to the site what the hooks do to the one of MkDocs."""
-    index = config.extra["index"]
+    """Change the HTML of the site as the plugin changes the HTML of MkDocs."""
+    plugin = config.plugins["worldsize"]
     for file in files.documentation_pages():
         path, page = Path(file.abs_dest_path), file.page
         html = path.read_text("utf-8")
-        index.add(page, CONTENT.search(html)[0])
+        plugin.index.add(page, CONTENT.search(html)[0])
         html = html_postprocess.with_sizes(
             html_postprocess.with_drawings(html, page, files), page, files
         )
-        html = html_postprocess.fixed(html, html_postprocess.FIXES)
+        html = html_postprocess.fixed(html)
         path.write_text(html, "utf-8")
         llms_markdown.write(page)
-    llms_markdown.write_map(config.extra["nav"], config)
-    index.generate_search_index(None)
+    llms_markdown.write_map(plugin.nav, config)
+    plugin.index.generate_search_index()
     of_theme = [
         File(each.relative_to(site).as_posix(), str(site), str(site), True)
         for each in site.glob("assets/*/**/*.min.*")
