@@ -147,18 +147,18 @@ def test_wrong_answers_get_their_explanation(context: BrowserContext, site_url: 
     assert check(page, "wider") == "Choose an answer first."
     assert kept(page) == {}
     for number, question in QUESTIONS.items():
-        if question.kind == "number":  # each slip gets its own words
-            for slip in question.slips:
-                said = answer(page, number, f"{slip.value:g}")
-                assert said.startswith("✗ Not right.") and slip.why[:30] in said, said
+        if question.kind == "number":  # each wrong value gets its own words
+            for wrong in question.wrong_values:
+                said = answer(page, number, f"{wrong.value:g}")
+                assert said.startswith("✗ Not right.") and wrong.feedback[:30] in said, said
     assert answer(page, "ring", "55 MiB").startswith("✗ Not right. The answer below")
 
     for place, option in enumerate(QUESTIONS["utilisation"].options):
         page.check(f"#utilisation-option-{place + 1}")
         said = check(page, "utilisation")
-        assert said.startswith("✓" if option.right else "✗") and option.why[:30] in said
+        assert said.startswith("✓" if option.right else "✗") and option.feedback[:30] in said
         mine = box(page, "utilisation").locator(".quiz-why li:has(.quiz-mark)")
-        assert mine.count() == 1 and option.why[:20] in mine.inner_text()
+        assert mine.count() == 1 and option.feedback[:20] in mine.inner_text()
 
     page.check("#divergence-option-1")
     page.check("#divergence-option-2")
@@ -326,9 +326,9 @@ def test_without_javascript(browser: Browser, site_url: str) -> None:
         page.keyboard.press("Enter")
         assert details.locator(".quiz-key").is_visible()
         whys = details.locator(".quiz-why > li")
-        assert whys.count() == len(question.options) + len(question.slips)
+        assert whys.count() == len(question.options) + len(question.wrong_values)
         assert details.locator(".quiz-read a").count() == len(question.read)
-        assert details.locator("pre").count() == len(question.settled)
+        assert details.locator("pre").count() == len(question.evidence)
     assert page.locator(".quiz-result tbody tr").count() == len(LESSONS) + 1
     context.close()
 
