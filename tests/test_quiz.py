@@ -701,7 +701,7 @@ def test_a_wrong_file_names_the_question(root: Path, why: str) -> None:
 
 
 def test_an_id_twice_and_a_comment_that_means_nothing(root: Path) -> None:
-    with pytest.raises(DataError, match="o: said twice"):
+    with pytest.raises(DataError, match="o: occurs twice"):
         load(root, ONE, ONE)
     load(root, ONE)
     for comment in ("<!-- quiz: score -->", "<!-- quiz: a b -->"):
