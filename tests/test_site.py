@@ -819,6 +819,20 @@ def test_what_was_kept_of_a_page_is_what_a_build_would_make(small_site) -> None:
     assert small_site() == cold
 
 
+def test_a_build_without_the_cache_makes_the_same_site(
+    small_site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "0")  # in the front page and the site map
+    book, config = small_site.folder, small_site.folder / "mkdocs.yml"
+    cached = published(book)
+    assert published(book) == cached
+    shutil.rmtree(book / ".cache")
+    config.write_text(
+        config.read_text("utf-8").replace("worldsize", "worldsize: {cache: false}"), "utf-8"
+    )
+    assert published(book) == cached and not (book / ".cache").exists()
+
+
 def test_a_file_that_is_not_published_changes_nothing(small_site) -> None:
     """As the compiled modules that a learner's first command leaves in labs/."""
     with (small_site.folder / "mkdocs.yml").open("a", encoding="utf-8") as config:
