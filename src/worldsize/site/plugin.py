@@ -190,6 +190,8 @@ class BookPlugin(BasePlugin[BookConfig]):
     ) -> TemplateContext:
         if self.cache:
             self.cache.restore_output(context, page)
+            if self.cache.has_output(page) and self.index.replaces_theme:
+                page.content = ""  # the theme's search plugin would search it in vain
         return context
 
     def on_post_page(self, output: str, *, page: Page, config: MkDocsConfig) -> str:

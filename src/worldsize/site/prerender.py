@@ -181,7 +181,6 @@ class PageCache:
     def restore_output(self, context: TemplateContext, page: Page) -> None:
         if self.has_output(page):
             context["stored_output"] = self.output.pop(page.file.src_uri)
-            page.content = ""  # which the theme's search plugin would read for nothing
 
     def store_output(self, page: Page, output: str) -> None:
         self._store(self._output_path(page), output)

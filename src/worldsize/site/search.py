@@ -91,6 +91,7 @@ class Index:
     def __init__(self, config: MkDocsConfig) -> None:
         self.folder = Path(config.site_dir, "search")
         plugin = config.plugins.get("material/search")
+        self.replaces_theme = bool(plugin)
         if plugin:
             plugin.search_index = self
             self.settings = {each: plugin.config[each] for each in ("lang", "separator")}
