@@ -24,7 +24,8 @@ export PIP_NO_COMPILE := 1
 # Let Python store compiled files, even if the shell forbids it. Otherwise it compiles again at each start.
 unexport PYTHONDONTWRITEBYTECODE
 export NO_MKDOCS_2_WARNING := 1
-# Python finds the package worldsize in src/.
+# Python finds the package worldsize in src/, even if an environment of another working tree is used. MkDocs finds the
+# plugin by the metadata of the installed package.
 export PYTHONPATH := $(CURDIR)/src$(addprefix :,$(PYTHONPATH))
 
 ifeq ($(origin PYTHON),command line)
@@ -120,7 +121,8 @@ clean: ## remove the environments, the site and the caches
 # --- the environment .venv: packages are added in steps, so that `make serve` does not wait for torch ---
 #
 # The next call repairs an interrupted installation. If the Python or the pip in .venv does not start, .venv is created
-# again. If a package has no file INSTALLER, which pip writes last, the package is installed again.
+# again. If a package has no file INSTALLER, which pip writes last, the package is installed again. The package of the
+# book itself is installed in editable mode, so that MkDocs finds its plugin.
 
 define install
 @$(VENV)/bin/python -m pip --version >/dev/null 2>&1 || { \
@@ -131,20 +133,22 @@ define install
 @sed -E $(if $(TORCH),-e 's/^torch==.*/torch==$(TORCH)/' -e '/^(triton|cuda-bindings)==/d') -e 's/^-r /-r ..\/requirements\//' $< >$(VENV)/wanted.txt
 @$(VENV)/bin/python -m pip install -r $(VENV)/wanted.txt || { \
 	echo 'The installation failed, and pip printed the reason above. Often the network or the disk is the cause. Run the same command again to continue.' >&2; exit 1; }
+@$(VENV)/bin/python -m pip install --quiet --no-build-isolation --no-deps --editable . || { \
+	echo 'pip could not install the package of the book itself, and printed the reason above. MkDocs needs this package.' >&2; exit 1; }
 endef
 
-$(VENV)/.read: requirements/read.txt
+$(VENV)/.read: requirements/read.txt pyproject.toml
 	$(call install,for reading (only once))
 	@touch $@
 
-$(VENV)/.book: requirements/book.txt requirements/read.txt
+$(VENV)/.book: requirements/book.txt requirements/read.txt pyproject.toml
 	$(call install,for PDF and EPUB files (only once))
 	@touch $@ $(VENV)/.read
 
-$(VENV)/.zensical: requirements/zensical.txt requirements/read.txt
+$(VENV)/.zensical: requirements/zensical.txt requirements/read.txt pyproject.toml
 	$(call install,for Zensical (only once))
 	@touch $@ $(VENV)/.read
 
-$(VENV)/.test: requirements/test.txt requirements/book.txt requirements/read.txt
+$(VENV)/.test: requirements/test.txt requirements/book.txt requirements/read.txt pyproject.toml
 	$(call install,for the programs and tests$(comma) among them torch (only once; this can take several minutes))
 	@touch $@ $(VENV)/.book $(VENV)/.read

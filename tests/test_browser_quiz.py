@@ -147,20 +147,20 @@ def test_wrong_answers_get_an_explanation(context: BrowserContext, site_url: str
     assert check(page, "wider") == "Choose an answer first."
     assert read_storage(page) == {}
     for number, question in QUESTIONS.items():
-        if question.kind == "number":  # each typical mistake has an explanation
-            for slip in question.slips:
-                feedback = answer(page, number, f"{slip.value:g}")
-                assert feedback.startswith("✗ Not right.") and slip.why[:30] in feedback, (
-                    feedback
-                )
+        if question.kind == "number":  # each wrong value has an explanation
+            for wrong in question.wrong_values:
+                feedback = answer(page, number, f"{wrong.value:g}")
+                assert feedback.startswith("✗ Not right."), feedback
+                assert wrong.feedback[:30] in feedback, feedback
     assert answer(page, "ring", "55 MiB").startswith("✗ Not right. The answer below")
 
     for place, option in enumerate(QUESTIONS["utilisation"].options):
         page.check(f"#utilisation-option-{place + 1}")
         feedback = check(page, "utilisation")
-        assert feedback.startswith("✓" if option.right else "✗") and option.why[:30] in feedback
+        assert feedback.startswith("✓" if option.right else "✗")
+        assert option.feedback[:30] in feedback
         mine = box(page, "utilisation").locator(".quiz-why li:has(.quiz-mark)")
-        assert mine.count() == 1 and option.why[:20] in mine.inner_text()
+        assert mine.count() == 1 and option.feedback[:20] in mine.inner_text()
 
     page.check("#divergence-option-1")
     page.check("#divergence-option-2")
@@ -335,9 +335,9 @@ def test_the_quiz_is_readable_without_javascript(browser: Browser, site_url: str
         page.keyboard.press("Enter")
         assert details.locator(".quiz-key").is_visible()
         whys = details.locator(".quiz-why > li")
-        assert whys.count() == len(question.options) + len(question.slips)
+        assert whys.count() == len(question.options) + len(question.wrong_values)
         assert details.locator(".quiz-read a").count() == len(question.read)
-        assert details.locator("pre").count() == len(question.settled)
+        assert details.locator("pre").count() == len(question.evidence)
     assert page.locator(".quiz-result tbody tr").count() == len(LESSONS) + 1
     context.close()
 

@@ -16,7 +16,7 @@ import markdown
 from worldsize.model import page
 from worldsize.site import glossary
 from worldsize.site.glossary import entries
-from worldsize.site.hooks import BookMarkdown
+from worldsize.site.markdown_extension import BookMarkdown
 
 INPUTS = ["src", "docs", "tests/field_terms.txt"]
 ROOT = Path(__file__).resolve().parent.parent

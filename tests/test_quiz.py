@@ -26,7 +26,7 @@ pytest.importorskip("mkdocs")
 import markdown
 
 from worldsize.site import quiz
-from worldsize.site.hooks import BookMarkdown
+from worldsize.site.markdown_extension import BookMarkdown
 from worldsize.site.quiz import Question
 from worldsize.site.yaml_schema import DataError
 
@@ -48,14 +48,14 @@ ONE_MORE = """
         other_units: [s, second]
         answer: 60
         expression: 3 * 20
-        slips:
+        wrong_values:
           - value: 20
-            why: This is the time of one step, and not of three steps.
+            feedback: This is the time of one step, and not of three steps.
           - value: 6.67
-            why: This divides by the number of steps instead of multiplying.
+            feedback: This divides by the number of steps instead of multiplying.
           - value: 23
-            why: This adds the two numbers instead of multiplying them.
-        say: Three times twenty is sixty.
+            feedback: This adds the two numbers instead of multiplying them.
+        explanation: Three times twenty is sixty.
         read: ["01_communication_costs#all-reduce-from-send-and-recv"]
 """
 
@@ -111,8 +111,8 @@ def test_every_lesson_of_the_track_has_questions_of_several_kinds(
     assert all(len(lesson.questions) >= 2 for lesson in lessons)
     kinds = Counter(question.kind for question in questions.values())
     assert len(kinds) == 5 and min(kinds.values()) >= 4
-    settled = [question for question in questions.values() if question.settled]
-    assert len(settled) >= 0.8 * len(questions)
+    proven = [question for question in questions.values() if question.evidence]
+    assert len(proven) >= 0.8 * len(questions)
 
 
 def test_the_page_counts_the_questions_in_the_data_file(
@@ -151,13 +151,13 @@ def test_the_right_answer_cannot_be_guessed_from_its_place(
 
 
 def test_every_option_has_its_own_explanation(questions: dict[str, Question]) -> None:
-    whys = [each.why for question in questions.values() for each in question.options] + [
-        slip.why for question in questions.values() for slip in question.slips
+    texts = [each.feedback for question in questions.values() for each in question.options] + [
+        wrong.feedback for question in questions.values() for wrong in question.wrong_values
     ]
-    assert len(set(whys)) == len(whys)
-    assert min(len(why) for why in whys) > 15
+    assert len(set(texts)) == len(texts)
+    assert min(len(text) for text in texts) > 15
     for question in questions.values():
-        assert question.kind != "number" or len(question.slips) >= 3
+        assert question.kind != "number" or len(question.wrong_values) >= 3
 
 
 def test_steps_are_shown_out_of_place_and_alike_in_every_build(
@@ -187,7 +187,7 @@ def checks(name: str) -> Callable[[Callable], Callable]:
 
 def number(question: Question, value: float) -> None:
     assert question.accepts(value), f"{question.id}: {question.answer}, computed {value}"
-    assert not any(question.accepts(slip.value) for slip in question.slips)
+    assert not any(question.accepts(wrong.value) for wrong in question.wrong_values)
 
 
 def right_options(question: Question, holds: Callable[[str], bool]) -> None:
@@ -206,9 +206,9 @@ def in_order(question: Question, *words: str) -> None:
 @checks("ridge")
 def ridge(question: Question) -> None:
     number(question, 989e12 / 3350e9)
-    slips = [each.value for each in question.slips]
+    values = [each.value for each in question.wrong_values]
     computed = [3350e9 / 989e12, 989 / 3350, 2 * 989e12 / 3350e9, 67e12 / 3350e9]
-    assert slips == pytest.approx(computed, rel=0.01)
+    assert values == pytest.approx(computed, rel=0.01)
 
 
 @checks("wider")
@@ -363,7 +363,7 @@ def ring(question: Question) -> None:
         return 2 * (n - 1) / n * 12
 
     number(question, each(8))
-    values = {slip.value for slip in question.slips}
+    values = {wrong.value for wrong in question.wrong_values}
     assert values == {12, 24, each(8) / 2, 7 * 12, each(4)}
 
 
@@ -378,7 +378,7 @@ def halves(question: Question) -> None:
 @checks("state")
 def state(question: Question) -> None:
     number(question, 70 * (2 + 2 + 4 + 4 + 4) / 8)
-    assert [each.value for each in question.slips] == [
+    assert [each.value for each in question.wrong_values] == [
         70 * 16, 70 * 2 / 8, 70 * 4 / 8, 70 * 12 / 8,
     ]  # fmt: skip
 
@@ -399,7 +399,7 @@ def ddp_step(question: Question) -> None:
         question, "forward", "last layers", "first bucket", "last gradient",
         "end of backward", "optimizer",
     )  # fmt: skip
-    _, came, *buckets = question.settled[0].lines
+    _, came, *buckets = question.evidence[0].lines
     came = came.partition(": ")[2].split(", ")
     buckets = [bucket.partition(" with ")[2].split(", ") for bucket in buckets]
     assert list(chain(*buckets)) == came  # so the first is full before the last gradient
@@ -412,7 +412,7 @@ def silent(question: Question) -> None:
         "leaves out": "unused_parameters", "set_epoch": "sampler",
         "batch more": "uneven_inputs",
     }  # fmt: skip
-    said = {Path(each.program).stem: "\n".join(each.lines) for each in question.settled}
+    said = {Path(each.program).stem: "\n".join(each.lines) for each in question.evidence}
 
     def says_nothing(text: str) -> bool:
         (program,) = (program for words, program in programs.items() if words in text)
@@ -564,22 +564,22 @@ QUOTE = {"program": "06_gpu_computing/coalescing.py", "lines": ["x[8 * i]"]}
 COMMON = {
     "title": "t",
     "ask": "a?",
-    "say": "s.",
+    "explanation": "s.",
     "read": ["06_gpu_computing#global-memory-here"],
 }
 NUMBER = COMMON | {
     "id": "n", "kind": "number", "unit": "B", "answer": 1024, "tolerance": 0,
-    "number": r"x\[8 \* i\] +128 B +\d+ +(\d+) B", "settled": [QUOTE],
-    "slips": [{"value": 128, "why": "asked for."}],
+    "number": r"x\[8 \* i\] +128 B +\d+ +(\d+) B", "evidence": [QUOTE],
+    "wrong_values": [{"value": 128, "feedback": "asked for."}],
 }  # fmt: skip
 ONE = COMMON | {
     "id": "o", "kind": "one",
     "options": [
-        {"text": "one", "why": "no."},
-        {"text": "two", "right": True, "why": "yes."},
-        {"text": "three", "why": "no, either."},
+        {"text": "one", "feedback": "no."},
+        {"text": "two", "right": True, "feedback": "yes."},
+        {"text": "three", "feedback": "no, either."},
     ],
-    "settled": [QUOTE], "holds": ["12.5%"],
+    "evidence": [QUOTE], "expect": ["12.5%"],
 }  # fmt: skip
 
 
@@ -622,9 +622,9 @@ def test_a_program_that_says_something_else_is_noticed(root: Path) -> None:
     transcript.write_text(
         text.replace("32  1024 B    12.5%\nx[1024", "16   512 B    25.0%\nx[1024")
     )
-    with pytest.raises(DataError, match=r"n: the answer is 1024, the program printed 512"):
+    with pytest.raises(DataError, match=r"n: the answer is 1024, but the program printed 512"):
         load(root, NUMBER)
-    with pytest.raises(DataError, match=r"o: the program no longer says '12.5%'"):
+    with pytest.raises(DataError, match=r"o: the program no longer prints '12.5%'"):
         load(root, ONE)
     transcript.write_text(text.replace("x[8 * i] ", "x[9 * i] "))
     with pytest.raises(DataError, match=r"n: 0 lines of coalescing.cpu.txt begin with"):
@@ -632,7 +632,7 @@ def test_a_program_that_says_something_else_is_noticed(root: Path) -> None:
 
 
 WRONG = {
-    "a field is missing": (edited(ONE, say=None), "o: Object missing required field `say`"),
+    "a field is missing": (edited(ONE, explanation=None), "o: Object missing required field `explanation`"),
     "a field is unknown": (edited(ONE, hint="h"), "o: Object contains unknown field `hint`"),
     "an unknown kind": (edited(ONE, kind="essay"), "o: kind: Invalid value 'essay'"),
     "no such page": (edited(ONE, read=["99_none"]), "o: there is no page 99_none"),
@@ -640,50 +640,50 @@ WRONG = {
         edited(ONE, read=["06_gpu_computing#none"]),
         "o: 06_gpu_computing has no section #none",
     ),
-    "nothing to read": (edited(ONE, read=[]), "o: leads to no section"),
+    "nothing to read": (edited(ONE, read=[]), "o: `read` is empty"),
     "no such program": (
-        edited(ONE, settled=[QUOTE | {"program": "06_gpu_computing/none.py"}]),
-        "o: 06_gpu_computing/none.py is no program with a transcript",
+        edited(ONE, evidence=[QUOTE | {"program": "06_gpu_computing/none.py"}]),
+        "o: 06_gpu_computing/none.py is not a program with a transcript",
     ),
     "several lines": (
-        edited(ONE, settled=[QUOTE | {"lines": ["x["]}]), "o: 8 lines of coalescing",
+        edited(ONE, evidence=[QUOTE | {"lines": ["x["]}]), "o: 8 lines of coalescing",
     ),
     "no such command": (
-        edited(ONE, settled=[QUOTE | {"command": "--none"}]), "o: 0 commands of coalescing",
+        edited(ONE, evidence=[QUOTE | {"command": "--none"}]), "o: 0 commands of coalescing",
     ),
-    "settled by nothing it says": (edited(ONE, holds=None), "o: `settled` and `holds` go"),
-    "a number by nothing": (edited(NUMBER, number=None), "n: `settled` and `number` go"),
+    "evidence without a pattern": (edited(ONE, expect=None), "o: `evidence` needs `expect`"),
+    "a number by nothing": (edited(NUMBER, number=None), "n: `evidence` needs `number`"),
     "two right ones": (
         edited(ONE, options=[each | {"right": True} for each in ONE["options"]]),
-        "o: needs three options or more, one of them right",
+        "o: there must be at least three options, and exactly one",
     ),
     "several, and all of them right": (
         edited(
             ONE, kind="several", options=[each | {"right": True} for each in ONE["options"]]
         ),
-        "o: needs right options and wrong ones",
+        "o: the options must contain right ones and wrong ones",
     ),
-    "an option twice": (edited(ONE, options=[*ONE["options"], ONE["options"][0]]), "said twice"),
-    "an option without a why": (
-        edited(ONE, options=[*ONE["options"], {"text": "four"}]), "o: options 3: Object missing required field `why`",
+    "an option twice": (edited(ONE, options=[*ONE["options"], ONE["options"][0]]), "occurs twice"),
+    "an option without feedback": (
+        edited(ONE, options=[*ONE["options"], {"text": "four"}]), "o: options 3: Object missing required field `feedback`",
     ),
     "a link in an option": (
-        edited(ONE, options=[*ONE["options"], {"text": "[a](b)", "why": "w"}]), "o: options 3: no link",
+        edited(ONE, options=[*ONE["options"], {"text": "[a](b)", "feedback": "w"}]), "o: options 3: an option must not contain a link",
     ),
-    "a formula in a why": (
-        edited(ONE, options=[*ONE["options"], {"text": "b", "why": "$w$"}]), "o: options 3: no link",
+    "a formula in the feedback": (
+        edited(ONE, options=[*ONE["options"], {"text": "b", "feedback": "$w$"}]), "o: options 3: an option must not contain a link",
     ),
     "a number that stands there twice": (
-        edited(NUMBER, number=r" (\d+)"), "n: ' (\\\\d+)' is in the quoted lines 4 times",
+        edited(NUMBER, number=r" (\d+)"), "n: ' (\\\\d+)' matches 4 places of the quoted lines",
     ),
-    "a slip that is right": (
-        edited(NUMBER, slips=[{"value": 1024, "why": "w"}]), "n: the slip 1024 counts as right",
+    "a wrong value that is right": (
+        edited(NUMBER, wrong_values=[{"value": 1024, "feedback": "w"}]), "n: the wrong value 1024 counts as right",
     ),
     "another name for bytes": (
         edited(NUMBER, other_units=["octets"]), "n: `other_units` is for units that are not bytes",
     ),
     "an expression with another value": (
-        edited(NUMBER, expression="32 * 16"), "n: the answer is 1024, `expression` gives 512",
+        edited(NUMBER, expression="32 * 16"), "n: the answer is 1024, but `expression` gives 512",
     ),
     "an expression that is no arithmetic": (
         edited(NUMBER, expression="open('x')"), "n: `expression` is not arithmetic",
@@ -701,7 +701,7 @@ def test_a_wrong_file_names_the_question(root: Path, why: str) -> None:
 
 
 def test_an_id_twice_and_a_comment_that_means_nothing(root: Path) -> None:
-    with pytest.raises(DataError, match="o: said twice"):
+    with pytest.raises(DataError, match="o: occurs twice"):
         load(root, ONE, ONE)
     load(root, ONE)
     for comment in ("<!-- quiz: score -->", "<!-- quiz: a b -->"):
@@ -714,7 +714,7 @@ def test_of_two_commands_with_an_option_none_is_meant(root: Path) -> None:
     again = transcript.read_text() + "$ python coalescing.py --again\nmore\n"
     transcript.write_text(again)
     with pytest.raises(DataError, match=r"o: 2 commands of coalescing\.cpu\.txt have 'coal"):
-        load(root, edited(ONE, settled=[QUOTE | {"command": "coalescing"}]))
+        load(root, edited(ONE, evidence=[QUOTE | {"command": "coalescing"}]))
 
 
 def test_an_answer_is_right_within_its_tolerance() -> None:
@@ -727,9 +727,9 @@ def test_an_edited_question_has_another_version(root: Path) -> None:
     def version(question: dict) -> str:
         return load(root, question)[0].questions[0].version
 
-    assert version(ONE) == version(edited(ONE, say="Something else."))
+    assert version(ONE) == version(edited(ONE, explanation="Something else."))
     assert version(ONE) != version(edited(ONE, options=ONE["options"][::-1]))
-    unsettled = edited(NUMBER, settled=None, number=None)
+    unsettled = edited(NUMBER, evidence=None, number=None)
     assert version(unsettled) != version(edited(unsettled, answer=1025))
 
 

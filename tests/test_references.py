@@ -12,7 +12,7 @@ pytest.importorskip("mkdocs")
 
 from worldsize.model.page import read
 from worldsize.site import references
-from worldsize.site.hooks import BookMarkdown
+from worldsize.site.markdown_extension import BookMarkdown
 from worldsize.site.yaml_schema import DataError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -221,14 +221,18 @@ def test_a_time_is_said_as_one_says_it(minutes: int, said: str) -> None:
         ("priority: must", "priority: perhaps", "one: priority: Invalid enum value 'perhaps'"),
         ("minutes: 60", "minutes: an hour", "one: minutes: Expected `int`, got `str`"),
         ("minutes: 60", "minutes: 6001", "one: minutes: Expected `int` <= 6000"),
-        ("https://arxiv.org/abs/1910.02054", "http://arxiv.org/abs/1910.02054", "not https"),
+        (
+            "https://arxiv.org/abs/1910.02054",
+            "http://arxiv.org/abs/1910.02054",
+            "must begin with https",
+        ),
         ("abs/1910.02054\n  kind", "abs/1910.02054?x=1\n  kind", "parameters"),
-        ("abs/1910.02054\n  kind", "pdf/1910.02054\n  kind", "an arXiv link is"),
-        ("abs/1910.02054\n  kind", "abs/1910.02054v3\n  kind", "an arXiv link is"),
-        ("basis: opened", "basis: part", "rests missing"),
-        ("focus: Section 3.", "focus: Section 3", "focus is no sentence"),
-        ("insight: One thing.", "insight: One | thing.", "insight is no sentence"),
-        ("minutes: 60", 'minutes: 60\n  labs: ["77"]', "no such lab"),
+        ("abs/1910.02054\n  kind", "pdf/1910.02054\n  kind", "an arXiv link must be"),
+        ("abs/1910.02054\n  kind", "abs/1910.02054v3\n  kind", "an arXiv link must be"),
+        ("basis: opened", "basis: part", "`read_scope` is missing"),
+        ("focus: Section 3.", "focus: Section 3", "focus must be a sentence"),
+        ("insight: One thing.", "insight: One | thing.", "insight must be a sentence"),
+        ("minutes: 60", 'minutes: 60\n  labs: ["77"]', "one of them does not exist"),
     ],
 )
 def test_a_wrong_entry_is_named_with_its_line(line: str, instead: str, why: str) -> None:
@@ -242,7 +246,7 @@ def test_a_wrong_entry_is_named_with_its_line(line: str, instead: str, why: str)
 
 def test_wrong_parts_are_named() -> None:
     twice = GOOD + GOOD[GOOD.index("- id") :]
-    with pytest.raises(DataError, match=r"references\.yml: one: said twice"):
+    with pytest.raises(DataError, match=r"references\.yml: one: occurs twice"):
         references.load(twice)
     for more in ("topic: hero", "topic: zero\n  also: [hero]"):
         with pytest.raises(DataError, match=r"references\.yml: one: hero: no such topic"):
@@ -272,5 +276,5 @@ def test_a_page_becomes_tables() -> None:
     for link in own:
         assert re.search(r' class="reference"', link) and re.search(r' id="[\w-]+"', link)
     assert html.count("<table>") == len(DATA.topics)
-    with pytest.raises(DataError, match="none of counts, entries"):
+    with pytest.raises(DataError, match="one of the words counts, entries"):
         markdown.markdown("<!-- references: all -->", extensions=[BookMarkdown()])

@@ -47,10 +47,10 @@ from worldsize.site import (
     llms_markdown,
     math_svg,
     offline_zip,
-    page_cache,
+    prerender,
     template,
 )
-from worldsize.site.hooks import BookMarkdown
+from worldsize.site.markdown_extension import BookMarkdown
 from worldsize.site.yaml_schema import DataError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -778,7 +778,7 @@ def test_an_error_that_stops_the_build_names_its_page(
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs/index.md").write_text(f"# A page\n\n{wrong}\n", "utf-8")
     (tmp_path / "mkdocs.yml").write_text(
-        f"site_name: x\nhooks: [{ROOT}/src/worldsize/site/hooks.py]\n", "utf-8"
+        "site_name: x\nplugins: [search, worldsize]\n", "utf-8"
     )
     build = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict"],
@@ -797,7 +797,7 @@ def test_an_error_that_stops_the_build_names_its_page(
 def small_site(tmp_path: Path):
     """Write a book of three pages; return a function that builds it and returns a page."""
     for name, text in {
-        "mkdocs.yml": f"site_name: x\nhooks: [{ROOT}/src/worldsize/site/hooks.py]\n",
+        "mkdocs.yml": "site_name: x\nplugins: [search, worldsize]\n",
         "docs/glossary.md": '# Terms\n\n<div class="glossary" markdown>\n\nrank\n:   A number.\n\n</div>\n',
         "docs/index.md": '# A page\n\nA rank. $x^2$ [Terms](glossary.md#terms)\n\n```python\n--8<-- "a.py"\n```\n',
         "docs/more.md": "# More\n",
@@ -816,7 +816,7 @@ def small_site(tmp_path: Path):
 
 
 def cached_files(book: Path) -> dict[str, int]:
-    return {each.name: each.stat().st_mtime_ns for each in (book / page_cache.FOLDER).iterdir()}
+    return {each.name: each.stat().st_mtime_ns for each in (book / prerender.FOLDER).iterdir()}
 
 
 def test_a_cached_page_equals_a_new_one(small_site) -> None:
@@ -825,9 +825,23 @@ def test_a_cached_page_equals_a_new_one(small_site) -> None:
     assert (
         len(made) == 2 * 4 and small_site() == cold and cached_files(small_site.folder) == made
     )
-    for each in (small_site.folder / page_cache.FOLDER).iterdir():
+    for each in (small_site.folder / prerender.FOLDER).iterdir():
         each.write_bytes(each.read_bytes()[:50])  # as on a full disk
     assert small_site() == cold
+
+
+def test_a_build_without_the_cache_makes_the_same_site(
+    small_site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "0")  # in the front page and the site map
+    book, config = small_site.folder, small_site.folder / "mkdocs.yml"
+    cached = published(book)
+    assert published(book) == cached
+    shutil.rmtree(book / ".cache")
+    config.write_text(
+        config.read_text("utf-8").replace("worldsize", "worldsize: {cache: false}"), "utf-8"
+    )
+    assert published(book) == cached and not (book / ".cache").exists()
 
 
 def test_an_unpublished_file_changes_nothing(small_site) -> None:
@@ -893,7 +907,7 @@ def test_a_changed_file_is_built_again(
 
 
 SHOWN = {  # a book with one example of everything that a page can show
-    "mkdocs.yml": f"site_name: x\nhooks: [{ROOT}/src/worldsize/site/hooks.py]\nplugins: []\n",
+    "mkdocs.yml": "site_name: x\nplugins: [worldsize]\n",
     "snippets/t/p.py": '"""It says one."""\n\n\ndef f():\n    print(1)\n',
     "snippets/t/p.cpu.txt": f"{RECORDED}$ python p.py\n1\n$ python q.py\n2\n",
     "snippets/t/r.py": "print(3)\n",
@@ -938,7 +952,7 @@ groups:
   - id: g
     parts:
       - {id: one, name: One, minutes: 10, rows: [
-          {topic: a, can: do a, read: ["01_a#first"], run: p}]}
+          {topic: a, outcome: do a, read: ["01_a#first"], run: p}]}
 """,
 }
 
@@ -1030,7 +1044,7 @@ def test_a_page_is_not_cached_if_its_files_changed_during_the_build(
         render(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(page_cache.PageCache, "ahead", lambda *_: None)
+        patch.setattr(prerender.PageCache, "_prerender", lambda *_: None)
         patch.setattr(mkdocs.structure.pages.Page, "render", late)
         assert "2222" in small_site()
     program.write_text("print(1)\n")
@@ -1049,7 +1063,7 @@ def test_a_transcript_recorded_during_a_build_is_shown_by_the_next_build(
         recorded.write_text(RECORDED + "$ python p.py\neins\n")
 
     with monkeypatch.context() as patch:
-        patch.setattr(page_cache.PageCache, "ahead", late)
+        patch.setattr(prerender.PageCache, "_prerender", late)
         small_site()
     small_site()
     assert "eins" in (small_site.folder / "site/programs/t/p/index.html").read_text("utf-8")
@@ -1082,7 +1096,7 @@ def test_the_edit_link_of_a_program_page_points_to_the_program(small_site) -> No
     config = small_site.folder / "mkdocs.yml"
     config.write_text(
         config.read_text() + "repo_url: https://a.example/b\nedit_uri: edit/main/docs/\n"
-        f"theme: {{name: material, custom_dir: {ROOT}/overrides}}\nplugins: []\n"
+        f"theme: {{name: material, custom_dir: {ROOT}/overrides}}\n"
     )
     path = small_site.folder / "snippets/t/p.py"
     path.parent.mkdir(parents=True)

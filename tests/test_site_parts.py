@@ -27,7 +27,6 @@ from worldsize.site import (
     cross_references,
     embeds,
     glossary,
-    hooks,
     html_postprocess,
     llms_markdown,
     math_svg,
@@ -37,6 +36,7 @@ from worldsize.site import (
     tables,
     yaml_schema,
 )
+from worldsize.site.markdown_extension import BookMarkdown
 from worldsize.site.yaml_schema import SchemaError
 
 INPUTS = ["src"]
@@ -96,7 +96,7 @@ def test_a_callout_marks_the_line_of_its_quote(book: Book) -> None:
             "md_in_html",
             "pymdownx.highlight",
             "pymdownx.superfences",
-            hooks.BookMarkdown(book.root),
+            BookMarkdown(book.root),
         ],
     )
     block = re.search(r"(?s)<pre.*?</pre>", html)[0]
@@ -393,7 +393,7 @@ def test_changes_appear_on_a_page_and_in_a_feed(tmp_path: Path) -> None:
     assert item["title"] == "B & C" and item["description"] == "In one, x."
     assert item["pubDate"] == "Thu, 26 Nov 2026 00:00:00 GMT"
     (tmp_path / changes.FILE).write_text(f"{old}\n{new}\n")
-    with pytest.raises(yaml_schema.DataError, match="the newest stand first"):
+    with pytest.raises(yaml_schema.DataError, match="the newest first"):
         changes.show(["all"], tmp_path)
 
 

@@ -105,4 +105,4 @@ def test_settings_equal_those_of_mkdocs_except_for_hooks_and_labs() -> None:
         yaml.safe_load(MKDOCS.read_text("utf-8")),
     )
     assert str(actual["nav"]) == re.sub(r"(labs/\w+)\.py", r"\1.md", str(expected["nav"]))
-    assert actual.keys() == expected.keys() - {"hooks", "exclude_docs"}
+    assert actual.keys() == expected.keys() - {"exclude_docs"}

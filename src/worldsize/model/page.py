@@ -301,7 +301,7 @@ def resolve(embed: Embed, root: Path) -> list[str]:
 
 @lru_cache(maxsize=8192)
 def _lines_of(path: Path, file: str, part: str, _mtime: int) -> list[str]:
-    """Return the lines of a part of a file, dedented, computed once for each state of the file."""
+    """Return the dedented lines of a part of a file, computed once per state of the file."""
     text = path.read_text("utf-8")
     lines = text.splitlines()
     if match := re.fullmatch(r":?(\d*)(?::(\d*))?", part):

@@ -32,14 +32,14 @@ def _read(root: Path) -> list[Change]:
     with yaml_schema.naming(FILE):
         yaml_schema.require_unique(each.title for each in every)
         if every != sorted(every, key=lambda each: each.date, reverse=True):
-            raise SchemaError("the newest stand first")
+            raise SchemaError("the entries must be in order, with the newest first")
     return every
 
 
 def show(words: list[str], root: Path) -> str:
-    """What `<!-- changes: all -->` asks for, as Markdown."""
+    """Return the Markdown that replaces the comment `<!-- changes: all -->`."""
     if words != ["all"]:
-        raise SchemaError("there is `all`")
+        raise SchemaError("write `<!-- changes: all -->`")
     days = [(day, list(of)) for day, of in groupby(_read(root), key=lambda each: each.date)]
     return template.render("changes", days=days)
 

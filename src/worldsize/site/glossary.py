@@ -80,7 +80,7 @@ def by_letter(root: Path = ROOT) -> dict[str, list[tuple[str, str]]]:
 def show(words: list[str], root: Path) -> str:
     """The Markdown of the index of all terms, or of the row of links to its letters."""
     if words not in (["letters"], ["index"]):
-        raise SchemaError("is nothing that the glossary shows")
+        raise SchemaError("write `<!-- glossary: letters -->` or `<!-- glossary: index -->`")
     return template.render(f"glossary/{words[0]}", letters=by_letter(root), slug=slug)
 
 

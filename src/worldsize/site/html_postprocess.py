@@ -20,8 +20,8 @@ def _one_span(spans: re.Match[str]) -> str:
     return f'<span class="{spans[1]}">{re.sub("</?span[^>]*>", "", spans[0])}</span>'
 
 
-# the worker that builds an index in each reader's browser
-WORKER = r"assets/javascripts/workers/search\.\w+\.min\.js", "assets/search.js"
+# The theme's worker for the search, which builds its index in every browser, and ours.
+THEME_WORKER, WORKER = "assets/javascripts/workers/search.", "assets/search.js"
 FIXES = [
     # an empty number where the theme means "none"
     (r' tabindex=""', ""),
@@ -66,6 +66,18 @@ def fit(files: Iterable[File]) -> None:
                 file.content_string = file.content_string.replace(was, becomes)
 
 
+def use_search_worker(env: Environment) -> None:
+    """Make the filter `url` of templates replace the theme's search worker with ours."""
+    address = env.filters["url"]
+
+    @pass_context
+    def url(context: Context, value: str) -> str:
+        replaced = str(value).startswith(THEME_WORKER)
+        return address(context, WORKER if replaced else value)
+
+    env.filters["url"] = url
+
+
 def share_navigation(env: Environment) -> None:
     """Draw the navigation once for all pages of one depth that have no entry in it."""
     template = env.get_template("partials/nav.html")
@@ -85,9 +97,9 @@ def share_navigation(env: Environment) -> None:
     env.globals["navigation"] = navigation
 
 
-def fixed(html: str, fixes: Iterable = (WORKER, *FIXES)) -> str:
-    """A page as it is published."""
-    for wrong, right in fixes:
+def fixed(html: str) -> str:
+    """Return the HTML of a page as it is published."""
+    for wrong, right in FIXES:
         html = re.sub(wrong, right, html)
     # the templates leave hundreds of blank lines, and deep indents
     parts = re.split(r"(<pre\b.*?</pre>)", html, flags=re.DOTALL)

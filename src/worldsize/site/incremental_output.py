@@ -1,8 +1,9 @@
-"""Written: a build writes what differs from what the site's folder has, and removes the rest.
+"""Functions that write only those files of the site that differ from the files in its folder.
 
-MkDocs would empty the folder first, then write each page and copy each file: a third of what
-a save takes until it is seen. Here the site of the build before stays until it is replaced,
-and stays whole where a page cannot be made.
+MkDocs empties the folder of the site, then writes every page and copies every file. This takes
+a third of the time between saving a page and seeing it. With these functions, the old site
+stays until the build replaces its files, and it also stays if a page causes an error. The
+module `prerender` makes MkDocs use them.
 """
 
 from __future__ import annotations
@@ -11,12 +12,11 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from mkdocs import utils
 from mkdocs.structure.files import Files
 
 
 def write(content: bytes, path: str) -> None:
-    """Write a file of the site, unless it is there as it shall be."""
+    """Write a file, unless it already has this content."""
     with suppress(OSError):
         if Path(path).read_bytes() == content:
             return
@@ -25,12 +25,12 @@ def write(content: bytes, path: str) -> None:
 
 
 def copy(source: str, path: str) -> None:
-    """Copy a file to the site, unless it is there as it shall be."""
+    """Copy a file, unless the copy already has the same content."""
     write(Path(source).read_bytes(), path)
 
 
 def remove_others(site: str, files: Files) -> None:
-    """Remove what is none of these files, before they are written, but nothing hidden."""
+    """Remove every file that does not belong to the site, except hidden files and folders."""
     own = {file.abs_dest_path for file in files if file.inclusion.is_included()}
     own |= {f"{each.removesuffix('.html')}.md" for each in own if each.endswith(".html")}
     for folder, _, names in os.walk(site, topdown=False):
@@ -40,9 +40,5 @@ def remove_others(site: str, files: Files) -> None:
             path = os.path.join(folder, name)
             if path not in own and not name.startswith("."):
                 os.unlink(path)
-        with suppress(OSError):  # another file is in it
+        with suppress(OSError):  # the folder is not empty
             os.rmdir(folder)
-
-
-utils.write_file, utils.copy_file = write, copy
-utils.clean_directory = lambda site: None  # `remove_others` does that, later

@@ -1,10 +1,10 @@
-"""Labs as pages, beside mkdocs-jupyter.
+"""The pages of labs, which mkdocs-jupyter finds and this module renders.
 
-mkdocs-jupyter finds the lab scripts, makes pages of them with addresses of their own, and puts
-each script beside its page. Its HTML, though, brings along 600 kB of notebook styles and asks
-another host for a script; no option leaves these out. So its rendering is taken off the page
-again, and the cells go through the book's own Markdown: the same code blocks, formulas, table
-of contents and dark scheme as in a chapter.
+mkdocs-jupyter finds the lab scripts, makes a page of each, and copies each script into the
+folder of its page. However, its HTML contains 600 kB of notebook styles, and loads a script
+from another host. No option removes these. The plugin therefore replaces its rendering: the
+cells of a lab become Markdown, with the same code blocks, formulas, table of contents and dark
+scheme as a chapter.
 """
 
 from __future__ import annotations

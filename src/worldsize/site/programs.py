@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import re
 import tomllib
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
@@ -19,6 +21,21 @@ from worldsize.model.program import Program, programs
 from worldsize.model.transcript import Provenance
 from worldsize.site import notebooks, page_stats, template
 from worldsize.site.embeds import machine, program_link, program_page, transcript
+
+
+class PageFile(File):
+    """The file of a program's page. Its Markdown is made only if it is not in the cache."""
+
+    text: Callable[[], str]
+
+
+def folder_state(folder: Path) -> str:
+    """Return a text with the name, the time and the size of every file in a folder."""
+    with suppress(OSError), os.scandir(folder) as found:
+        stats = {each.name: each.stat() for each in found if each.is_file()}
+        return str({name: (each.st_mtime_ns, each.st_size) for name, each in stats.items()})
+    return ""
+
 
 LANGUAGES = {".py": "python", ".cu": "cuda", ".cpp": "cpp", ".sh": "bash"}
 
@@ -32,9 +49,10 @@ def files(config: MkDocsConfig, root: Path, state_of: Callable[[Path], str]) -> 
         state = state_of(program.path.parent)  # first of all that is asked of it
         page = program_page(program.name).lstrip("/")
         chapters = _chapters(program, shown.get(program.name, []))
-        file = File.generated(config, page, content=f'--8<-- "{program.name}"\n{chapters}')
+        source = f'--8<-- "{program.name}"\n{chapters}'  # names what the page depends on
+        file = PageFile.generated(config, page, content=source)
         file.text = functools.partial(_page, program, chapters, config.repo_url)
-        yield file  # its text is asked for where nothing is kept
+        yield file
         if uri := notebooks.place(program):
             around = config.site_url, config.repo_url
             text = _notebook(program, *around, state)

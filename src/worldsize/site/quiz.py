@@ -1,4 +1,4 @@
-"""The quiz: from `docs/assessment/quiz.yml` to the questions of the page beside it.
+"""The quiz: from `docs/assessment/quiz.yml` to the questions of the page `quiz.md`.
 
 The page has three comment lines:
 
@@ -10,8 +10,8 @@ The templates in `templates/quiz/` determine how these look.
 
 There are five kinds of questions: `one` choice, `several` choices, a `number`, the meaning of
 an `output`, and steps to put in `order`. A new question needs an entry in the file and nothing
-else. If a program of the book settles its answer, `settled` names the program and the lines of
-its transcript by how they begin, and the page quotes these lines. `holds` contains patterns
+else. If a program of the book settles its answer, `evidence` names the program and the lines of
+its transcript by how they begin, and the page quotes these lines. `expect` contains patterns
 that the lines must match. For a number, the pattern `number` finds the answer in the lines,
 and the arithmetic `expression` must give the answer. All of this is checked whenever the page
 is built. A field that is missing, unknown or given twice stops the build, and the message
@@ -75,12 +75,12 @@ class Quote(Schema, dict=True):
         """Find the lines in the transcript. Each is the one line that begins so."""
         program = Program(root, root / "snippets" / self.program)
         if not program.path.is_file() or "cpu" not in program.devices:
-            raise SchemaError(f"{self.program} is no program with a transcript")
+            raise SchemaError(f"{self.program} is not a program with a transcript")
         transcript, name = program.transcript("cpu"), program.transcript_path("cpu").name
         commands = [each for each in transcript.commands if self.command in each.command_line]
         if self.command and len(commands) != 1:
             raise SchemaError(
-                f"{len(commands)} commands of {name} have {self.command!r} in them"
+                f"{len(commands)} commands of {name} contain {self.command!r}, not 1"
             )
         printed = [
             (number, place, " ".join(line.split()) + " ")
@@ -92,7 +92,7 @@ class Quote(Schema, dict=True):
             wanted = " ".join(start.split()) + (" " if start.endswith(" ") else "")
             found = [(n, place) for n, place, line in printed if line.startswith(wanted)]
             if len(found) != 1:
-                raise SchemaError(f"{len(found)} lines of {name} begin with {start!r}")
+                raise SchemaError(f"{len(found)} lines of {name} begin with {start!r}, not 1")
             chosen[found[0][0]].append(found[0][1])
         # each command, and which of its lines are quoted
         self.chosen = [(commands[number], sorted(chosen[number])) for number in sorted(chosen)]
@@ -119,14 +119,16 @@ class Quote(Schema, dict=True):
 
 
 class Choice(Schema):
-    """What can be answered. Its text becomes a label, and its why is read aloud."""
+    """A possible answer. Its text becomes a label, and screen readers announce its feedback."""
 
-    why: str
+    feedback: str
     text: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
-        if "](" in self.text or "$" in self.why + self.text:
-            raise SchemaError("no link in an option, no formula in it or its why")
+        if "](" in self.text or "$" in self.feedback + self.text:
+            raise SchemaError(
+                "an option must not contain a link, and option and feedback no formula"
+            )
 
 
 class Line(Choice):
@@ -137,30 +139,30 @@ class Option(Line):
     right: bool = False
 
 
-class Slip(Choice):
+class WrongValue(Choice):
     """A wrong number, and the mistake that leads to it."""
 
     value: int | float
 
 
 class Question(Schema, tag_field="kind", kw_only=True, dict=True):
-    """What every question has; its kind says what else."""
+    """The fields of every question. Each kind of question has more fields."""
 
     id: str
     title: str
     ask: str
-    say: str
+    explanation: str
     read: list[str]
-    settled: tuple[Quote, ...] = ()
+    evidence: tuple[Quote, ...] = ()
 
     options: ClassVar[tuple[Line, ...]] = ()
     answer: ClassVar[float] = 0.0
-    slips: ClassVar[tuple[Slip, ...]] = ()
+    wrong_values: ClassVar[tuple[WrongValue, ...]] = ()
     shows: ClassVar[Quote | None] = None
 
     def __post_init__(self) -> None:
         if not self.read:
-            raise SchemaError("leads to no section")
+            raise SchemaError("`read` is empty: it must name a section")
         yaml_schema.require_unique(each.text for each in self.options)
 
     @property
@@ -169,31 +171,32 @@ class Question(Schema, tag_field="kind", kw_only=True, dict=True):
 
     @property
     def version(self) -> str:
-        """Another one whenever an answer that a browser has kept might mean another thing."""
+        """A checksum. A browser drops a stored answer if the checksum has changed."""
         said = [self.kind, self.ask, self.answer, [each.text for each in self.options]]
         return f"{zlib.crc32(json.dumps(said).encode()):08x}"
 
     def find(self, root: Path) -> None:
-        """Follow its links, find its quotes, and hold its key to what they say."""
+        """Find the links and quotes of the question, and compare the answer with the quotes."""
         self.links = [link(target, root) for target in self.read]
-        for quote in [*self.settled, *filter(None, [self.shows])]:
+        for quote in [*self.evidence, *filter(None, [self.shows])]:
             quote.find(root)
-        self.hold("\n".join(line for quote in self.settled for line in quote.lines))
+        self.check_answer("\n".join(line for quote in self.evidence for line in quote.lines))
 
-    # Each kind has a `hint`; `hold` raises Fault unless the lines that settle it say the same.
+    # Each kind has a `hint`. Its `check_answer` raises SchemaError if the quoted lines do not
+    # confirm the answer.
 
 
 class Worded(Question, kw_only=True):
     """A question that is answered by its options."""
 
-    holds: tuple[str, ...] = ()  # patterns that the quoted lines match
+    expect: tuple[str, ...] = ()  # patterns that the quoted lines match
 
-    def hold(self, text: str) -> None:
-        if bool(self.settled) != bool(self.holds):
-            raise SchemaError("`settled` and `holds` go together")
-        for each in self.holds:
+    def check_answer(self, text: str) -> None:
+        if bool(self.evidence) != bool(self.expect):
+            raise SchemaError("`evidence` needs `expect`, and `expect` needs `evidence`")
+        for each in self.expect:
             if not re.search(each, text):
-                raise SchemaError(f"the program no longer says {each!r}:\n{text}")
+                raise SchemaError(f"the program no longer prints {each!r}:\n{text}")
 
 
 class Several(Worded, tag="several", kw_only=True):
@@ -207,7 +210,7 @@ class Several(Worded, tag="several", kw_only=True):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 < len(self.right) < len(self.options):
-            raise SchemaError("needs right options and wrong ones")
+            raise SchemaError("the options must contain right ones and wrong ones")
 
     @property
     def letters(self) -> str:
@@ -220,14 +223,16 @@ class One(Several, tag="one", kw_only=True):
 
     def __post_init__(self) -> None:
         if len(self.right) != 1 or len(self.options) < 3:
-            raise SchemaError("needs three options or more, one of them right")
+            raise SchemaError(
+                "there must be at least three options, and exactly one of them must be right"
+            )
         super().__post_init__()
 
 
 class Output(One, tag="output", kw_only=True):
     shows: Quote
-    settled: list[Quote]
-    holds: list[str]
+    evidence: list[Quote]
+    expect: list[str]
     hint = "Read the output, then choose one."
 
 
@@ -238,7 +243,7 @@ class Order(Worded, tag="order", kw_only=True):
     def __post_init__(self) -> None:
         super().__post_init__()
         if len(self.options) < 3:
-            raise SchemaError("needs three steps or more")
+            raise SchemaError("there must be at least three steps")
 
     def shuffled(self) -> list[int]:
         """The steps as they are shown: the same in every build, and no step in its place."""
@@ -252,7 +257,7 @@ class Order(Worded, tag="order", kw_only=True):
 class Number(Question, tag="number", kw_only=True):
     answer: int | float
     unit: str
-    slips: list[Slip]
+    wrong_values: list[WrongValue]
     tolerance: int | float = 0.02
     number: str = ""  # a pattern that finds the answer in the quoted lines
     expression: str = ""  # arithmetic that gives the answer: `2 * (8 - 1) / 8 * 12`
@@ -268,7 +273,7 @@ class Number(Question, tag="number", kw_only=True):
         return abs(value - self.answer) <= self.tolerance * abs(self.answer) + 1e-9
 
     def computed(self) -> float:
-        """The value of `expression`; raise Fault where it is not arithmetic."""
+        """The value of `expression`. Raises SchemaError if it is not arithmetic."""
         try:
             return float(eval(self.expression, dict(_ARITHMETIC)))
         except Exception as error:
@@ -283,21 +288,25 @@ class Number(Question, tag="number", kw_only=True):
         if self.expression:
             value = self.computed()
             if not self.accepts(value):
-                raise SchemaError(f"the answer is {self.answer}, `expression` gives {value:g}")
-        for slip in self.slips:
-            if self.accepts(slip.value):
-                raise SchemaError(f"the slip {slip.value} counts as right")
+                raise SchemaError(
+                    f"the answer is {self.answer}, but `expression` gives {value:g}"
+                )
+        for wrong in self.wrong_values:
+            if self.accepts(wrong.value):
+                raise SchemaError(f"the wrong value {wrong.value} counts as right")
 
-    def hold(self, text: str) -> None:
-        if bool(self.settled) != bool(self.number):
-            raise SchemaError("`settled` and `number` go together")
+    def check_answer(self, text: str) -> None:
+        if bool(self.evidence) != bool(self.number):
+            raise SchemaError("`evidence` needs `number`, and `number` needs `evidence`")
         if self.number:
             found = re.findall(self.number, text)
             if len(found) != 1:
-                raise SchemaError(f"{self.number!r} is in the quoted lines {len(found)} times")
+                raise SchemaError(
+                    f"{self.number!r} matches {len(found)} places of the quoted lines, not 1"
+                )
             if not math.isclose(float(found[0].replace(",", "")), self.answer):
                 raise SchemaError(
-                    f"the answer is {self.answer}, the program printed {found[0]}"
+                    f"the answer is {self.answer}, but the program printed {found[0]}"
                 )
 
     @property
@@ -327,7 +336,7 @@ class Quiz(Schema):
 
 
 def load(root: Path = ROOT) -> list[Lesson]:
-    """Read the quiz; raise DataError where it does not hold."""
+    """Return the lessons of the quiz. Raises DataError, which names the wrong question."""
     lessons = yaml_schema.read(root, FILE, Quiz).lessons
     questions = [question for lesson in lessons for question in lesson.questions]
     for place, question in enumerate(questions, 1):
@@ -340,5 +349,5 @@ def load(root: Path = ROOT) -> list[Lesson]:
 def show(words: list[str], root: Path) -> str:
     """The Markdown of the size of the quiz, of its questions, or of the table of lessons."""
     if words not in (["size"], ["questions"], ["lessons"]):
-        raise SchemaError("is nothing that the quiz shows")
+        raise SchemaError("the quiz has only the parts `size`, `questions` and `lessons`")
     return template.render(f"quiz/{words[0]}", lessons=load(root))

@@ -30,7 +30,7 @@ KINDS = {
     "tool": "tools",
 }
 PRIORITIES = {"must": "must", "should": "should", "deep": "deep dive"}
-# What an entry rests on. What was opened says nothing; the rest says so in the table.
+# How much of a source we read, and the note that the table shows.
 BASES = {
     "opened": "",
     "chapters": "We checked only the parts that the chapters cite.",
@@ -71,24 +71,26 @@ class Entry(Schema, kw_only=True):
     book: str  # Markdown links
     labs: tuple[str, ...] = ()
     formerly: tuple[str, ...] = ()  # addresses that lead there
-    was: str = ""
-    rests: str = ""  # what of it was read, or else on what its lines rest
+    history: str = ""  # what readers of older lists should know
+    read_scope: str = ""  # which part of the source we read
 
     def __post_init__(self) -> None:
         if not ADDRESS.fullmatch(self.url):
-            raise SchemaError(f"url {self.url!r} is not https, or has parameters")
+            raise SchemaError(
+                f"url {self.url!r} must begin with https:// and have no parameters"
+            )
         if "arxiv.org" in self.url and not re.search(r"/abs/\d{4}\.\d{5}$", self.url):
             raise SchemaError(
-                "an arXiv link is https://arxiv.org/abs/ and its number, no version"
+                "an arXiv link must be https://arxiv.org/abs/NUMBER, without a version"
             )
-        if self.basis == "part" and not self.rests:
-            raise SchemaError("rests missing: which part of it was read")
+        if self.basis == "part" and not self.read_scope:
+            raise SchemaError("`read_scope` is missing: it names the part that was read")
         for field in ("focus", "insight"):
             text = getattr(self, field)
             if "|" in text or not text.rstrip().endswith((".", "?", ")")):
-                raise SchemaError(f"{field} is no sentence that fits into a table")
+                raise SchemaError(f"{field} must be a sentence, and must not contain `|`")
         if not all(_lab(each) for each in self.labs):
-            raise SchemaError(f"labs {self.labs}: no such lab")
+            raise SchemaError(f"labs {self.labs}: one of them does not exist")
 
     @property
     def topics(self) -> list[str]:
@@ -103,7 +105,9 @@ class Entry(Schema, kw_only=True):
 
     @property
     def notes(self) -> list[str]:
-        return list(filter(None, [f"{BASES[self.basis]} {self.rests}".strip(), self.was]))
+        return list(
+            filter(None, [f"{BASES[self.basis]} {self.read_scope}".strip(), self.history])
+        )
 
 
 class Order(Schema):
@@ -215,5 +219,5 @@ def shown(part: str, known: References) -> str:
 def show(words: list[str], root: Path) -> str:
     """The Markdown of one of the PARTS of a page."""
     if words[0] not in PARTS or words[1:]:
-        raise SchemaError(f"none of {', '.join(PARTS)}")
+        raise SchemaError(f"write one of the words {', '.join(PARTS)}")
     return shown(words[0], load((root / FILE).read_text("utf-8")))

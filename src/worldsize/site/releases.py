@@ -29,12 +29,12 @@ class Why(Schema):
 
 
 def show(words: list[str], root: Path) -> str:
-    """What `<!-- releases: … -->` asks for, as Markdown."""
+    """Return the Markdown that replaces the comment `<!-- releases: WORDS -->`."""
     if words == ["changed"]:
         return _changed(root)
     if words == ["held"]:
         return _held(root)
-    raise SchemaError("there are `changed` and `held`")
+    raise SchemaError("write `<!-- releases: changed -->` or `<!-- releases: held -->`")
 
 
 def _changed(root: Path) -> str:
@@ -46,14 +46,16 @@ def _changed(root: Path) -> str:
         for until, changed in printed_before(program).items():
             if not (why := reasons.pop((program.name, until), "")):
                 raise SchemaError(
-                    f"{FILE}: why does {program.name} print something else after {until}?"
+                    f"{FILE} must say why {program.name} prints something else after {until}"
                 )
             diff = [line for pair in changed for line in _diff(*pair)]
             found[until].append(
                 {"program": program_link(program.name), "why": why, "diff": diff}
             )
     if reasons:
-        raise SchemaError(f"{FILE}: {' after '.join(next(iter(reasons)))} prints what it did")
+        raise SchemaError(
+            f"{FILE}: {' after '.join(next(iter(reasons)))} prints the same as before"
+        )
     newest = sorted(found, key=release, reverse=True)
     return template.render("releases/changed", releases={each: found[each] for each in newest})
 

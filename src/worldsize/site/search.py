@@ -86,22 +86,27 @@ def _text(part: str) -> str:
 
 
 class Index:
-    """In the place of the index of the theme's search plugin."""
+    """The search index of the site, which replaces the index of the theme's search plugin."""
 
     def __init__(self, config: MkDocsConfig) -> None:
         self.folder = Path(config.site_dir, "search")
         plugin = config.plugins.get("material/search")
+        self.replaces_theme = bool(plugin)
         if plugin:
             plugin.search_index = self
-            config.plugins.events["page_context"].remove(plugin.on_page_context)
             self.settings = {each: plugin.config[each] for each in ("lang", "separator")}
         self.sections: list[Section] = []
 
     def add(self, page: Page, content: str) -> None:
+        """Add the sections of a page, unless its front matter excludes it."""
         if not page.meta.get("search", {}).get("exclude"):
             self.sections += sections(content, str(page.title), page.url)
 
-    def generate_search_index(self, _previous: object) -> str:
+    def add_entry_from_context(self, page: Page) -> None:
+        """Do nothing. The theme's plugin calls this, but `add` has already added the page."""
+
+    def generate_search_index(self, _previous: object = None) -> str:
+        """Write the text of all sections, and return the settings, which the theme writes."""
         text = json.dumps(self.sections, ensure_ascii=False, separators=(",", ":"))
         incremental_output.write(text.encode(), str(self.folder / "text.json"))
         return json.dumps({"config": self.settings, "docs": []})

@@ -1,7 +1,7 @@
-"""Templates: the text of what becomes part of a page, as `templates/NAME.md.jinja`.
+"""The templates `templates/NAME.md.jinja`, whose text becomes part of a page.
 
-Python gives them names and numbers; how a piece of a page looks stands there, and is Markdown,
-so MkDocs checks its links. A template is read again once its file has changed.
+Python passes names and numbers to a template, and the template determines how they look. Its
+text is Markdown, so MkDocs checks its links. A template is read again when its file changes.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ TEMPLATES.filters |= {"line": _line, "cell": _cell, "row": _row}
 
 
 def render(name: str, /, **values: object) -> str:
-    """The text of a template; raise DataError, with its file and line, where it is wrong."""
+    """Return the text of a template. Raises DataError with its file and line if it is wrong."""
     try:
         return TEMPLATES.get_template(f"{name}.md.jinja").render(values)
     except jinja2.TemplateError as error:

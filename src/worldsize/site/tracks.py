@@ -1,22 +1,21 @@
-"""Tracks: ways through the book, from `docs/tracks/NAME.yml` into the page beside it.
+"""Tracks: paths through the book, from `docs/tracks/NAME.yml` to the page `NAME.md`.
 
-A page asks for a picture, a table or a list by a comment line:
+A comment line of the page becomes a picture, a table or a list:
 
     <!-- track: NAME path -->           the learning path
     <!-- track: NAME overview -->       its parts, what each needs, and how long they take
     <!-- track: NAME rows GROUP -->     what the parts of a group teach, where, by what program
-    <!-- track: NAME checklist -->      what shows that you can do it; docs/assets/checklist.js
+    <!-- track: NAME checklist -->      a checklist; see docs/assets/checklist.js
 
-How each looks is said in `templates/track/`. A row names sections and lab steps as
-`worldsize.site.cross_references` has them, and the program to run, which one of its sections
-must embed; its
-time is what those sections take to read, less what an earlier row has read. What is unknown,
-missing or said twice stops the build and names the file and the row.
+The templates in `templates/track/` determine how these look. A row names sections and lab steps
+in the form that `worldsize.site.cross_references` describes. It also names the program to run,
+which one of its sections must embed. The time of a row is the reading time of its sections,
+without the sections that an earlier row contains. A field that is missing, unknown or given
+twice stops the build, and the message names the file and the row.
 """
 
 from __future__ import annotations
 
-import functools
 import re
 from collections import defaultdict
 from pathlib import Path
@@ -24,6 +23,7 @@ from pathlib import Path
 import msgspec
 
 from worldsize.model import ROOT
+from worldsize.model.program import memoized
 from worldsize.site import template, yaml_schema
 from worldsize.site.cross_references import Link, link, section
 from worldsize.site.embeds import program_link
@@ -35,20 +35,20 @@ from worldsize.site.yaml_schema import Schema, SchemaError
 
 class Row(Schema, dict=True):
     topic: str
-    can: str
+    outcome: str
     read: list[str]
     run: str = ""
     said: int | None = msgspec.field(default=None, name="minutes")
 
     def __post_init__(self) -> None:
-        self.minutes = self.said or 0  # counted where the row does not say it
+        self.minutes = self.said or 0  # computed by `load` if the row does not give it
         self.program = ""  # the path of what `run` names
         if not self.read:
-            raise SchemaError("names no section")
+            raise SchemaError("`read` is empty: it must name a section")
 
     @property
     def stated(self) -> bool:
-        """Its time stands in the row itself."""
+        """Whether the row itself gives its time."""
         return self.said is not None
 
     @property
@@ -64,7 +64,7 @@ class Part(Schema, dict=True):
     minutes: int = 0
     needs: str = ""
     labs: tuple[str, ...] = ()
-    say: str = ""
+    explanation: str = ""
 
     def __post_init__(self) -> None:
         yaml_schema.require_unique(row.topic for row in self.rows)
@@ -75,7 +75,7 @@ class Part(Schema, dict=True):
 
     @property
     def stated(self) -> bool:
-        """Its rows say their time themselves; none of it is counted reading."""
+        """Whether every row gives its time, so that no reading time is computed."""
         return all(row.stated for row in self.rows)
 
 
@@ -94,13 +94,13 @@ class Group(Schema):
 
 class Criterion(Schema, dict=True):
     id: str
-    can: str
+    outcome: str
     how: str
     shown: list[str]
 
     def __post_init__(self) -> None:
         if not self.shown:
-            raise SchemaError("nothing shows it")
+            raise SchemaError("`shown` is empty: it must name a section")
 
 
 class Stop(msgspec.Struct):
@@ -140,7 +140,9 @@ class Track(Schema, dict=True):
         yaml_schema.require_unique(each.id for each in self.checklist)
         for name in (name for stage in self.path for name in stage):
             if name not in self.stops:
-                raise SchemaError(f"path: there is no part or short group {name!r}")
+                raise SchemaError(
+                    f"path: no part, and no group with `short`, has the id {name!r}"
+                )
 
     @property
     def parts(self) -> list[Part]:
@@ -181,9 +183,11 @@ class Track(Schema, dict=True):
         group = next((each for each in self.groups if each.id == group_id), None)
         if what == "rows" and group_id:
             if group is None:
-                raise SchemaError(f"there is no group {group_id}")
+                raise SchemaError(f"no group has the id {group_id!r}")
         elif what not in ("path", "overview", "checklist") or group_id:
-            raise SchemaError("is nothing that a track shows")
+            raise SchemaError(
+                "a track has only `path`, `overview`, `checklist` and `rows GROUP`"
+            )
         return template.render(
             f"track/{what}", track=self, group=group, hours=hours, program_link=program_link
         )
@@ -196,11 +200,11 @@ def hours(minutes: int) -> str:
     return f"{minutes // 60} h" + (f" {minutes % 60:02d}" if minutes % 60 else "")
 
 
-# ---- a track, held against the book
+# ---- comparing a track with the book
 
 
 def load(name: str, root: Path = ROOT) -> Track:
-    """Read a track; raise DataError where it does not hold."""
+    """Return a track. Raises DataError, which names the file and the wrong row."""
     file = f"docs/tracks/{name}.yml"
     track = yaml_schema.read(root, file, Track)
     track.name = name
@@ -213,7 +217,7 @@ def load(name: str, root: Path = ROOT) -> Track:
                     if group.timed and part.minutes and not row.stated:
                         row.minutes = _minutes(row.read, seen, root)
             with yaml_schema.naming(file, part.id):
-                _hold(part, root)
+                _check_minutes(part, root)
     for each in track.checklist:
         with yaml_schema.naming(file, f"criterion {each.id}"):
             each.links = [link(target, root) for target in each.shown]
@@ -233,14 +237,14 @@ def _find(row: Row, root: Path) -> None:
             taught = True
     found = [each for each in shown if row.run in (Path(each).name, Path(each).stem)]
     if row.run and len(found) != 1:
-        raise SchemaError(f"its sections embed no program {row.run!r}")
+        raise SchemaError(f"the sections of the row do not embed the program {row.run!r}")
     if not row.run and not taught:
-        raise SchemaError("says no program to run, and leads to no lab")
+        raise SchemaError("the row needs a program to `run`, or a lab in `read`")
     row.program = found[0] if row.run else ""
 
 
 def _minutes(targets: list[str], seen: dict[str, set[int]], root: Path) -> int:
-    """What the sections take to read; sections that an earlier row read count nothing."""
+    """Return the reading time of the sections that no earlier row contains."""
     total = 0.0
     for target in targets:
         if re.match(r"\d\d_", target):
@@ -251,21 +255,23 @@ def _minutes(targets: list[str], seen: dict[str, set[int]], root: Path) -> int:
     return max(1, round(total)) if total > 0.2 else 0
 
 
-def _hold(part: Part, root: Path) -> None:
-    """Raise Fault where a part's time and that of its rows do not go together."""
+def _check_minutes(part: Part, root: Path) -> None:
+    """Raise SchemaError if the minutes of a part do not agree with those of its rows."""
     part.lab_links = {lab: link(f"lab{lab}", root) for lab in part.labs}
     if part.minutes and part.stated and part.reading != part.minutes:
-        raise SchemaError(f"{part.minutes} minutes, its rows {part.reading}")
+        raise SchemaError(
+            f"the part has {part.minutes} minutes, but its rows have {part.reading}"
+        )
     if part.minutes and part.reading > part.minutes:
         raise SchemaError(
-            f"its rows take {part.reading} minutes to read, more than {part.minutes}"
+            f"its rows need {part.reading} minutes, more than the {part.minutes} of the part"
         )
 
 
-loaded = functools.cache(load)  # for the many comments of a page; a new build forgets them
+loaded = memoized(load)  # for the many comments of a page
 
 
 def show(words: list[str], root: Path) -> str:
-    """The Markdown of what a comment asks of a track."""
+    """Return the Markdown that replaces the comment `<!-- track: WORDS -->`."""
     name, what, group = [*words, "", ""][:3]
     return loaded(name, root).show(what, group)

@@ -1,9 +1,9 @@
-"""Data that becomes part of a page: YAML read by a schema, shown where a comment line asks.
+"""Data that becomes part of a page: YAML files with a schema, and directives in comments.
 
-The schema of a file is a few classes: what is missing, unknown or of another type stops the
-build, and the message names the file, the line, the entry and the field. So does a
-`SchemaError` that
-is raised while an entry is read, or held against the rest of the book.
+The schema of a file consists of classes. A field that is missing, unknown or of a different
+type stops the build, and the message names the file, the line, the entry and the field. The
+message of a `SchemaError`, which other modules raise while they check an entry, gets the same
+names.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ T = TypeVar("T")
 
 
 class DataError(BuildError):
-    """Data that cannot be shown as it is written."""
+    """A data file or a directive is wrong. The message names the place."""
 
 
 class SchemaError(ValueError):
-    """What is wrong with an entry; who reads the file says with which."""
+    """An entry is wrong. The caller adds the names of the file and the entry."""
 
 
 class Schema(msgspec.Struct, forbid_unknown_fields=True):
-    """A mapping of a data file: no field but those that its class names."""
+    """A mapping in a data file, which has only the fields of its class."""
 
 
 def read(root: Path, file: str, kind: type[T]) -> T:
-    """What the file of the book at `root` holds, as a `kind`.
+    """Return the content of a file of the book as an instance of `kind`.
 
-    Raises DataError where it cannot be read, or is not of that kind.
+    Raises DataError if the file cannot be read or does not fit the class.
     """
     try:
         return decode((root / file).read_text("utf-8"), file, kind)
@@ -46,7 +46,7 @@ def read(root: Path, file: str, kind: type[T]) -> T:
 
 
 def decode(text: str, file: str, kind: type[T]) -> T:
-    """The same for the text of a file."""
+    """Return the same as `read`, from the text of the file."""
     try:
         return msgspec.yaml.decode(text, type=kind)
     except msgspec.ValidationError as error:
@@ -81,7 +81,7 @@ def _place(text: str, path: str) -> str:
 
 @contextmanager
 def naming(*where: str) -> Iterator[None]:
-    """Turn a Fault into a DataError that says where it is."""
+    """Convert a SchemaError into a DataError that also names the place."""
     try:
         yield
     except SchemaError as why:
@@ -89,16 +89,16 @@ def naming(*where: str) -> Iterator[None]:
 
 
 def require_unique(names: Iterable[str]) -> None:
-    """Raise a Fault for a name that stands there twice."""
+    """Raise SchemaError if a name occurs twice."""
     for name, count in Counter(names).items():
         if count > 1:
-            raise SchemaError(f"{name}: said twice")
+            raise SchemaError(f"{name}: occurs twice")
 
 
 def expand_directives(lines: list[str], shows: dict[str, Callable], root: Path) -> list[str]:
-    """The lines, with what `shows[word](["a", "b"], root)` makes of `<!-- word: a b -->`.
+    """Replace each line `<!-- word: a b -->` by the lines of `shows[word](["a", "b"], root)`.
 
-    Raises DataError for a comment that is written otherwise, or of which that knows nothing.
+    Raises DataError if a comment has a different form, or if the function raises SchemaError.
     """
     out, comment = [], re.compile(rf"<!-- ({'|'.join(shows)}):")
     for line in lines:
@@ -108,7 +108,9 @@ def expand_directives(lines: list[str], shows: dict[str, Callable], root: Path) 
             continue
         asked = re.fullmatch(rf"( *){found[0]} ([\w -]+) -->", line.rstrip())
         if asked is None:
-            raise DataError(f"not understood: {line.strip()}")
+            raise DataError(
+                f"this comment must have the form <!-- word: a b -->: {line.strip()}"
+            )
         with naming(line.strip()):
             shown = shows[found[1]](asked[2].split(), root).split("\n")
         out += ["", *(asked[1] + each if each else "" for each in shown), ""]

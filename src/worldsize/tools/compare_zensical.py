@@ -4,7 +4,7 @@
 
 The module writes the pages into a folder as plain Markdown, with everything that they embed.
 Zensical converts them to HTML with the same Python-Markdown and with the book's extension. The
-module then makes the same changes to the HTML that the hooks make in a build with MkDocs. The
+module then makes the same changes to the HTML that the plugin makes in a build with MkDocs. The
 differences between the two sites must be exactly those that `zensical.toml` lists.
 """
 
@@ -33,6 +33,7 @@ from mkdocs.structure.nav import get_navigation
 from worldsize.model import ROOT
 from worldsize.model.page import parse
 from worldsize.site import html_postprocess, incremental_output, labs, llms_markdown
+from worldsize.site.markdown_extension import expand
 
 FOLDER = ROOT / ".cache/zensical"
 LIST = ROOT / "src/worldsize/tools/zensical.toml"
@@ -48,14 +49,11 @@ BUILDER_FILES = re.compile(  # files and links that only one of the two builders
 
 
 def write_out(config: MkDocsConfig) -> Files:
-    """Write the book's files into the folder.
-
-    The pages as Markdown with all embeds resolved.
-    """
-    hooks = config.hooks["src/worldsize/site/hooks.py"]
+    """Write the files of the book into the folder, with the embeds of pages resolved."""
+    plugin = config.plugins["worldsize"]
     files = config.plugins.on_files(get_files(config), config=config)
     set_exclusions(files, config)
-    config.extra["nav"] = get_navigation(files, config)
+    plugin.nav = get_navigation(files, config)
     for file in files:
         if file.inclusion.is_excluded():
             continue
@@ -66,8 +64,7 @@ def write_out(config: MkDocsConfig) -> Files:
         page, around = file.page, {"page": file.page, "config": config, "files": files}
         page.read_source(config)
         page.markdown = config.plugins.on_page_markdown(page.markdown, **around)
-        hooks.complete(page, config)
-        lines = hooks.with_all_it_shows(page.markdown.split("\n"), ROOT)
+        lines = expand(page.markdown.split("\n"), ROOT)
         page.plain = llms_markdown.text(lines, **around)
         meta = yaml.safe_dump(dict(page.meta), allow_unicode=True)
         text = "\n".join(["---", f"{meta}---", "", *relative_links(lines, file.src_uri)])
@@ -103,10 +100,10 @@ def settings() -> str:
     """Return the book's settings for the folder, in which labs are Markdown files."""
     own = (ROOT / "mkdocs.yml").read_text("utf-8")
     values = yaml.safe_load(labs.LAB.sub(lambda lab: lab[0].removesuffix("py") + "md", own))
-    del values["hooks"], values["exclude_docs"]
-    values["plugins"] = [each for each in values["plugins"] if "mkdocs-jupyter" not in each]
+    del values["exclude_docs"]
+    values["plugins"] = [each for each in values["plugins"] if "search" in each]
     values["theme"] |= {"custom_dir": str(ROOT / "overrides"), "variant": "classic"}
-    values["markdown_extensions"].append("worldsize.site.hooks:BookMarkdown")
+    values["markdown_extensions"].append("worldsize")
     return yaml.safe_dump(values, sort_keys=False)
 
 
@@ -115,6 +112,7 @@ def build() -> Path:
     shutil.rmtree(FOLDER, ignore_errors=True)
     site, own = FOLDER / "site", FOLDER / "mkdocs.yml"
     config = load_config(str(ROOT / "mkdocs.yml"), site_dir=str(site))
+    config.plugins["worldsize"].config.cache = False
     config = config.plugins.on_config(config)
     files = write_out(config)
     own.write_text(settings(), "utf-8")
@@ -124,20 +122,20 @@ def build() -> Path:
 
 
 def postprocess(site: Path, files: Files, config: MkDocsConfig) -> None:
-    """Change the HTML of the site in the same way as the hooks change the site of MkDocs."""
-    index = config.extra["index"]
+    """Change the HTML of the site in the same way as the plugin changes the site of MkDocs."""
+    plugin = config.plugins["worldsize"]
     for file in files.documentation_pages():
         path, page = Path(file.abs_dest_path), file.page
         html = path.read_text("utf-8")
-        index.add(page, CONTENT.search(html)[0])
+        plugin.index.add(page, CONTENT.search(html)[0])
         html = html_postprocess.with_sizes(
             html_postprocess.with_drawings(html, page, files), page, files
         )
-        html = html_postprocess.fixed(html, html_postprocess.FIXES)
+        html = html_postprocess.fixed(html)
         path.write_text(html, "utf-8")
         llms_markdown.write(page)
-    llms_markdown.write_map(config.extra["nav"], config)
-    index.generate_search_index(None)
+    llms_markdown.write_map(plugin.nav, config)
+    plugin.index.generate_search_index()
     of_theme = [
         File(each.relative_to(site).as_posix(), str(site), str(site), True)
         for each in site.glob("assets/*/**/*.min.*")

@@ -1,0 +1,289 @@
+"""The cache of rendered pages, which makes builds fast. The plugin option is `cache`.
+
+Two things of every page are stored in `.cache/pages/`: what Markdown makes of its text (the
+content), and what the theme makes of its content (the output). The name of a stored file is a
+digest of everything that the content or the output depends on. If most pages are missing, all
+processor cores render them first. A build also writes only those files of the site that differ
+from the files of the last build.
+
+A page that causes a warning is not stored, so that the next build shows the warning again.
+
+This is the only module that uses private interfaces of MkDocs:
+
+- `mkdocs.commands.build._build_page`, with which a child process renders the output of a page;
+- `Page._title_from_render`, which is stored with the content of a page;
+- the functions `write_file`, `copy_file` and `clean_directory` of `mkdocs.utils`, which are
+  replaced during a build;
+- a page whose content is stored gets its own method `render`, which does nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import logging
+import os
+import pickle
+import re
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import NamedTuple
+from unittest import mock
+
+import jinja2
+from jinja2 import ChoiceLoader, DictLoader, Environment, FileSystemBytecodeCache
+from mkdocs import utils
+from mkdocs.commands.build import _build_page
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import Files
+from mkdocs.structure.nav import Navigation
+from mkdocs.structure.pages import Page
+from mkdocs.utils.templates import TemplateContext
+
+from worldsize.model import ROOT, atomic_write, compatibility
+from worldsize.model.fingerprint import contents, digest
+from worldsize.model.program import ON_GPUS, Program, is_program, on_gpus
+from worldsize.site import incremental_output
+from worldsize.site.programs import folder_state
+
+FOLDER = ".cache/pages"
+# The code of the site as this process has imported it.
+CODE = digest(ROOT, ROOT / "src/worldsize/model", *sorted(Path(__file__).parent.glob("*.py")))
+SOURCES = ("src/worldsize/site/templates", "docs/glossary.md", "mkdocs.yml", "overrides")
+UNREADABLE = (OSError, EOFError, pickle.UnpicklingError)
+CONTENT = ("content", "plain", "meta", "toc", "_title_from_render", "present_anchor_ids")
+EMBEDDED = re.compile(r'--8<--[ \t]+"((?:[^":]*/)?[^":/.]*)')  # a path without its suffix
+STORED_OUTPUT = "stored_output.html"  # the template of a page whose output is stored
+
+
+class PageCache:
+    """The stored pages of one build, in the order in which the plugin needs them."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.folder = root, root / FOLDER
+        self.complete = (
+            root / ".cache" / "pages.of"
+        )  # the digest of the book, once all is stored
+        self.used: set[Path] = set()  # the files of this build
+        self.output: dict[str, str] = {}  # the stored output of pages, by their source path
+        self._missing: _MissingContent | None = None
+        self._patches = ExitStack()
+
+    def start_build(self) -> None:
+        """Let MkDocs write only what differs, and keep the folder of the site until then."""
+        self._patches.close()
+        for name, function in (
+            ("write_file", incremental_output.write),
+            ("copy_file", incremental_output.copy),
+            ("clean_directory", lambda site: None),  # see `prerender_output`
+        ):
+            self._patches.enter_context(mock.patch.object(utils, name, function))
+
+    def end_build(self) -> None:
+        self._patches.close()
+
+    def start_pages(self, files: Files, known: dict, state_of: Callable[[Path], str]) -> None:
+        """Prepare the digests of pages.
+
+        `known` is the cache of `frozen_files`. `state_of` returns the state that a folder had
+        before any file in it was read.
+        """
+        self.known, self.state_of = known, state_of
+        self.embedded_inputs = functools.cache(functools.partial(embedded_inputs, self.root))
+        published = [file for file in files if not file.inclusion.is_excluded()]
+        places = [f"{file.src_uri} {file.dest_uri} {file.inclusion}" for file in published]
+        self.book = digest(self.root, CODE, *(self.root / name for name in SOURCES), *places)
+
+    # ---- the content of pages
+
+    def prerender_content(
+        self, config: MkDocsConfig, files: Files, finish: Callable[..., None]
+    ) -> None:
+        """Store the content of all pages, if the book is not stored yet.
+
+        `finish(page, config, files)` is called after `page.render`.
+        """
+
+        def render(page: Page) -> None:
+            config.plugins.on_pre_page(page, config=config, files=files)
+            page.read_source(config)
+            page.markdown = config.plugins.on_page_markdown(
+                page.markdown, page=page, config=config, files=files
+            )
+            page.render(config, files)
+            finish(page, config, files)
+
+        self._prerender(
+            [file.page for file in files.documentation_pages() if file.page], render
+        )
+
+    def restore_content(self, page: Page, inputs: str, files: Files) -> bool:
+        """Return whether the content is stored, after giving it to the page.
+
+        `inputs` is the text of the page, with everything that it depends on except the
+        programs that it embeds.
+        """
+        embedded = sorted(set(EMBEDDED.findall(inputs)))
+        folders = {(self.root / name).parent for name in [ON_GPUS, *embedded]}
+        states = {folder: self.state_of(folder) for folder in folders}
+        programs = [self.embedded_inputs(name) for name in embedded]
+        path = self._path(page, inputs, *programs)
+        stored = self._load(path)
+        if stored is None:
+            self._missing = _MissingContent(path, states)
+            logging.getLogger("mkdocs").addHandler(_WARNINGS)
+            _WARNINGS.count = 0
+            return False
+        attributes, links = stored
+        vars(page).update(attributes)
+        page.links_to_anchors = {files.get_file_from_path(to): of for to, of in links}
+        page.render = lambda config, files: None
+        self._missing = None
+        return True
+
+    def has_content(self, page: Page) -> bool:
+        """Return whether `restore_content` has just found the content of the page."""
+        return self._missing is None
+
+    def store_content(self, page: Page) -> None:
+        """Store the content, unless there was a warning or a program changed meanwhile."""
+        logging.getLogger("mkdocs").removeHandler(_WARNINGS)
+        path, states = self._missing
+        if _WARNINGS.count or {folder: folder_state(folder) for folder in states} != states:
+            return
+        links = [(to.src_uri, of) for to, of in (page.links_to_anchors or {}).items()]
+        self._store(path, ({name: getattr(page, name) for name in CONTENT}, links))
+
+    # ---- the output of pages
+
+    def prerender_output(
+        self, env: Environment, config: MkDocsConfig, files: Files, nav: Navigation
+    ) -> None:
+        """Load the output of all pages. Store it first, if the book is not stored yet."""
+        incremental_output.remove_others(config.site_dir, files)
+        env.bytecode_cache = self._compiled_templates()
+        stored = DictLoader({STORED_OUTPUT: "{{ stored_output }}"})
+        env.loader = ChoiceLoader([stored, env.loader])
+        self.navigation = "\n".join(f"{each.title} {each.url}" for each in nav.pages)
+        docs = files.documentation_pages()
+        pages = [file.page for file in docs]
+        self._prerender(pages, lambda page: _build_page(page, config, docs, nav, env))
+        for page in pages:
+            if (output := self._load(self._output_path(page))) is not None:
+                self.output[page.file.src_uri] = output
+                page.meta["template"] = STORED_OUTPUT
+
+    def has_output(self, page: Page) -> bool:
+        return page.meta.get("template") == STORED_OUTPUT
+
+    def restore_output(self, context: TemplateContext, page: Page) -> None:
+        if self.has_output(page):
+            context["stored_output"] = self.output.pop(page.file.src_uri)
+
+    def store_output(self, page: Page, output: str) -> None:
+        self._store(self._output_path(page), output)
+
+    def _output_path(self, page: Page) -> Path:
+        inputs = [page.title, page.edit_url, page.meta, str(page.toc)]
+        return self._path(page, self.navigation, repr(inputs), page.content)
+
+    def _compiled_templates(self) -> FileSystemBytecodeCache | None:
+        """Return the cache of compiled templates, or None if it cannot be written."""
+        folder = self.root / ".cache/templates"
+        with suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+        usable = os.access(folder, os.W_OK)
+        return FileSystemBytecodeCache(folder, f"{jinja2.__version__}-%s") if usable else None
+
+    # ---- the folder
+
+    def _path(self, page: Page, *inputs: str) -> Path:
+        text = "\0".join([self.book, page.file.src_uri, *inputs])
+        path = self.folder / hashlib.sha256(text.encode()).hexdigest()
+        self.used.add(path)
+        return path
+
+    def _load(self, path: Path) -> object | None:
+        with suppress(*UNREADABLE):
+            return pickle.loads(path.read_bytes())
+        return None
+
+    def _store(self, path: Path, value: object) -> None:
+        with suppress(OSError):  # a book that cannot be written is rendered in every build
+            self.folder.mkdir(parents=True, exist_ok=True)
+            atomic_write(path, pickle.dumps(value))
+
+    def prune(self) -> None:
+        """Remove the files that this build did not use."""
+        with suppress(OSError):
+            atomic_write(self.complete, self.book)
+            for path in self.folder.iterdir():
+                if path not in self.used:
+                    path.unlink(missing_ok=True)
+
+    def _prerender(self, pages: list[Page], render: Callable[[Page], object]) -> None:
+        """Call `render` for all pages in one process per core, if the book is not stored yet.
+
+        An exception in a child process is ignored, because the build renders the page again.
+        """
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+        with suppress(OSError):
+            if self.complete.read_text() == self.book:
+                return
+        if cores == 1 or threading.active_count() > 1:  # a fork copies only one thread
+            return
+        # Every child process reads the number of its next page from this pipe.
+        numbers, writer = os.pipe()
+        os.write(writer, b"".join(n.to_bytes(2, "big") for n in range(len(pages))))
+        os.close(writer)
+        children = []
+        for _ in range(cores):
+            if pid := os.fork():
+                children.append(pid)
+                continue
+            for handler in logging.getLogger("mkdocs").handlers:
+                handler.setLevel(logging.CRITICAL + 1)
+            _WARNINGS.setLevel(logging.WARNING)
+            while number := os.read(numbers, 2):
+                with suppress(Exception):
+                    render(pages[int.from_bytes(number, "big")])
+            os._exit(0)
+        os.close(numbers)
+        for pid in children:
+            os.waitpid(pid, 0)
+
+
+class _MissingContent(NamedTuple):
+    """Where to store the content of a page, and the states of the folders that it embeds."""
+
+    path: Path
+    states: dict[Path, str]
+
+
+class _WarningCounter(logging.Handler):
+    count = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.count += 1
+
+
+_WARNINGS = _WarningCounter(logging.WARNING)
+
+
+def embedded_inputs(root: Path, name: str) -> str:
+    """Return a text that changes whenever the page of `NAME` could change.
+
+    It depends on `NAME.py`, `NAME.cpu.txt`, `NAME.svg` and similar files. An output also lists
+    the files that it needs, and these files may need others.
+    """
+    (folder, slash, stem), gpu = name.rpartition("/"), on_gpus(root)
+    names = os.listdir(root / folder) if (root / folder).is_dir() else []
+    own = sorted(folder + slash + each for each in names if each.split(".")[0] == stem)
+    lines = [line for each in own for line in [*contents(root / each), gpu.get(each, "")]]
+    of_programs = [Program(root, root / each) for each in own if is_program(root / each, root)]
+    lines += [str(compatibility.releases(each)) for each in of_programs]
+    for it in of_programs:
+        lines += [other.name for other in it.dependencies()] + [each.name for each in it.data()]
+    return "\n".join(lines)
