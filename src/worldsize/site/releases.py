@@ -12,7 +12,7 @@ from pathlib import Path
 
 from worldsize.model import compatibility
 from worldsize.model.program import programs, release
-from worldsize.model.transcript import Command, difference
+from worldsize.model.transcript import Command, Tolerances, difference
 from worldsize.site import template, yaml_schema
 from worldsize.site.embeds import printed_before, program_link
 from worldsize.site.yaml_schema import Schema, SchemaError
@@ -48,7 +48,7 @@ def _changed(root: Path) -> str:
                 raise SchemaError(
                     f"{FILE} must say why {program.name} prints something else after {until}"
                 )
-            diff = [line for pair in changed for line in _diff(*pair)]
+            diff = [line for pair in changed for line in _diff(*pair, program.tolerances)]
             found[until].append(
                 {"program": program_link(program.name), "why": why, "diff": diff}
             )
@@ -60,8 +60,10 @@ def _changed(root: Path) -> str:
     return template.render("releases/changed", releases={each: found[each] for each in newest})
 
 
-def _diff(before: Command, after: Command) -> list[str]:
-    return [f"  $ {before.command_line}", *difference(before.lines()[1:], after.lines()[1:])]
+def _diff(before: Command, after: Command, tolerances: Tolerances) -> list[str]:
+    """Return the command line, and the lines of its output that differ."""
+    lines = difference(before.lines()[1:], after.lines()[1:], tolerances)
+    return [f"  $ {before.command_line}", *lines]
 
 
 def _held(root: Path) -> str:

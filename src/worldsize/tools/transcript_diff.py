@@ -11,7 +11,8 @@ import subprocess
 import sys
 
 from worldsize.model import ROOT, BookError
-from worldsize.model.transcript import Command, Transcript, difference
+from worldsize.model.program import owning_program
+from worldsize.model.transcript import EXACT, Command, Transcript, difference
 
 FOLDERS = ("snippets/", "labs/", "assessment/")
 
@@ -37,10 +38,12 @@ def changed(old: str, new: str) -> str:
         if not (name.startswith(FOLDERS) and name.endswith(".txt")):
             continue
         before, after = commands(old, name), commands(new, name)
+        program = owning_program(ROOT / name, ROOT)
+        tolerances = program.tolerances if program else EXACT
         diff = []
         for command_line in filter(after.__contains__, before):
             lines = difference(
-                before[command_line].lines()[1:], after[command_line].lines()[1:]
+                before[command_line].lines()[1:], after[command_line].lines()[1:], tolerances
             )
             diff += [f"  $ {command_line}", *lines] if lines else []
         if diff:
