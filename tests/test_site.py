@@ -44,7 +44,7 @@ from worldsize.site import (
     glossary,
     html_postprocess,
     labs,
-    llms_markdown,
+    llms_txt,
     math_svg,
     offline_zip,
     prerender,
@@ -431,7 +431,7 @@ def test_each_page_exists_as_plain_markdown(site: Site) -> None:
             if flat(unescape(re.sub("<[^>]*>", "", code))) not in text:
                 yield f"without {code[:60]!r}"
         for number, line in here.prose():
-            line = llms_markdown.CODE.sub("", line)
+            line = llms_txt.CODE.sub("", line)
             if found := NOT_PLAIN.search(line):
                 yield f"index.md:{number}: {found[0]}"
             for link in re.findall(r"\]\(([^)\s]*)", line):

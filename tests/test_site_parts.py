@@ -28,7 +28,7 @@ from worldsize.site import (
     embeds,
     glossary,
     html_postprocess,
-    llms_markdown,
+    llms_txt,
     math_svg,
     page_stats,
     programs,
@@ -496,7 +496,7 @@ def test_syntax_of_this_site_becomes_plain_markdown() -> None:
         get_file_from_path=lambda path: path in pages and SimpleNamespace(url=pages[path])
     )
     page = SimpleNamespace(file=SimpleNamespace(src_uri="t/a.md"), url="t/a/")
-    markdown_text = llms_markdown.text(
+    markdown_text = llms_txt.text(
         RICH.splitlines(),
         page,
         SimpleNamespace(site_url="https://a.example/s/"),

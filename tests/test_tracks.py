@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("mkdocs")
 
 from worldsize.model import page
-from worldsize.model.program import frozen_files
+from worldsize.model.program import assume_unchanged
 from worldsize.site import tracks, yaml_schema
 from worldsize.site.tracks import Track, hours
 from worldsize.site.yaml_schema import DataError
@@ -334,10 +334,10 @@ def test_a_comment_that_is_not_understood_stops_the_build(small_site, tmp_path: 
 
 def test_another_build_reads_a_track_again(small_site, tmp_path: Path) -> None:
     small_site(GOOD)
-    with frozen_files({}):  # as in one build
+    with assume_unchanged({}):  # as in one build
         before = tracks.loaded("t", tmp_path)
         assert tracks.loaded("t", tmp_path) is before
-    with frozen_files({}):
+    with assume_unchanged({}):
         assert tracks.loaded("t", tmp_path) is not before
 
 

@@ -47,7 +47,7 @@ _known: dict | None = None  # what programs have answered, while no file changes
 
 
 @contextmanager
-def frozen_files(known: dict) -> Iterator[None]:
+def assume_unchanged(known: dict) -> Iterator[None]:
     """No file changes in here: what a program has answered it repeats, from ``known``."""
     global _known
     before, _known = _known, known
@@ -57,8 +57,8 @@ def frozen_files(known: dict) -> Iterator[None]:
         _known = before
 
 
-def memoized(answer: Callable) -> Callable:
-    """A function whose answers are kept where files are `frozen_files`."""
+def memoized_while_unchanged(answer: Callable) -> Callable:
+    """A function whose answers are kept where files are `assume_unchanged`."""
 
     @wraps(answer)
     def kept(*asked: Program | Path | str) -> object:
@@ -169,7 +169,7 @@ class Program:
         recorded = [transcript.provenance for transcript in self.transcripts().values()]
         return [provenance.device for provenance in recorded if provenance]
 
-    @memoized
+    @memoized_while_unchanged
     def _words(self, device: str) -> set[str]:
         """What the commands of one transcript are made of, or of all and snippets/gpu.toml."""
         words = set() if device else set(on_gpus(self.root).get(self.name, "").split())
@@ -181,7 +181,7 @@ class Program:
             words |= {word for command in commands for word in command.command_line.split()}
         return words
 
-    @memoized
+    @memoized_while_unchanged
     def dependencies(self, device: str = "") -> list[Program]:
         """The other programs of its folder that its transcripts' commands name (or those of the
         ``device``), and those that any of them imports or starts."""
@@ -196,14 +196,14 @@ class Program:
                 queue += found[path]._imported()
         return list(found.values())[1:]
 
-    @memoized
+    @memoized_while_unchanged
     def _imported(self) -> list[Path]:
         """What it imports, or, where it is a script of a shell, what it starts."""
         pattern = {".py": _IMPORTED, ".sh": _STARTED}.get(self.path.suffix)
         names = pattern.findall(self.path.read_text("utf-8")) if pattern else []
         return [self.path.with_name(f"{name}.py") for name in names]
 
-    @memoized
+    @memoized_while_unchanged
     def data(self, device: str = "") -> list[Path]:
         """TOML, CSV and transcripts beside it that it, its companions or its commands name."""
         programs = (self, *self.dependencies(device))
@@ -212,7 +212,7 @@ class Program:
         found = (self.path.with_name(name) for name in sorted(names))
         return [path for path in found if path.exists()]
 
-    @memoized
+    @memoized_while_unchanged
     def _named(self) -> list[str]:
         """What its text names that could be a table or a transcript."""
         text = self.path.read_text("utf-8")
@@ -233,7 +233,7 @@ class Program:
         return re.findall(statement, self.path.read_text("utf-8"), re.MULTILINE)
 
 
-@memoized
+@memoized_while_unchanged
 def _recorded(folder: Path) -> dict[str, set[str]]:
     """What the transcripts of a folder are named for, by what stands before it."""
     found = defaultdict(set)
@@ -263,7 +263,7 @@ def is_program(path: Path, root: Path) -> bool:
     return (anywhere and bool(rest)) or (first in FOLDERS and len(rest) == 1)
 
 
-@memoized
+@memoized_while_unchanged
 def programs(root: Path) -> list[Program]:
     """Every program of the book."""
     return [

@@ -13,7 +13,7 @@ from markdown.preprocessors import Preprocessor
 from pymdownx.arithmatex import ArithmatexExtension
 
 from worldsize.model import ROOT
-from worldsize.model.program import frozen_files
+from worldsize.model.program import assume_unchanged
 from worldsize.site import (
     changes,
     embeds,
@@ -51,7 +51,8 @@ def expand(lines: list[str], root: Path) -> list[str]:
 class BookMarkdown(Extension):
     """The directives, embeds, formulas and tooltips of a page.
 
-    `root` is the folder of the book. `known` is the cache of `frozen_files` for a whole build;
+    `root` is the folder of the book. `known` is the cache of `assume_unchanged` for a whole
+    build;
     without it, the files are frozen for one page at a time.
     """
 
@@ -80,6 +81,6 @@ class _Lines(Preprocessor):
 
     def run(self, lines: list[str]) -> list[str]:
         known = self.extension.known
-        with frozen_files({} if known is None else known):
+        with assume_unchanged({} if known is None else known):
             self.extension.lines = expand(lines, self.extension.root)
         return self.tooltips.without_own_senses(self.extension.lines)

@@ -25,13 +25,13 @@ from mkdocs.utils.templates import TemplateContext
 
 from worldsize.model import BookError
 from worldsize.model.page import check_embeds
-from worldsize.model.program import Program, frozen_files
+from worldsize.model.program import Program, assume_unchanged
 from worldsize.site import (
     changes,
     embeds,
     html_postprocess,
     labs,
-    llms_markdown,
+    llms_txt,
     notebooks,
     page_stats,
     programs,
@@ -50,7 +50,7 @@ class BookConfig(Config):
     """Whether to store rendered pages in `.cache/`, and to render them in several processes."""
 
     watch = ListOfItems(
-        Type(str), default=["snippets", "labs", "assessment", "book", "overrides"]
+        Type(str), default=["snippets", "labs", "assessment", "src", "overrides"]
     )
     """The folders, besides docs/, whose changes make `mkdocs serve` build the site again."""
 
@@ -62,7 +62,7 @@ class BookPlugin(BasePlugin[BookConfig]):
     """The folder of mkdocs.yml."""
 
     known: dict
-    """The values that the programs of the book have during this build, see `frozen_files`."""
+    """The values that programs have during this build, see `assume_unchanged`."""
 
     markdown: BookMarkdown
     index: search.Index
@@ -93,7 +93,7 @@ class BookPlugin(BasePlugin[BookConfig]):
 
     def on_files(self, files: Files, *, config: MkDocsConfig) -> Files:
         state_of = functools.cache(programs.folder_state)
-        with frozen_files(self.known):
+        with assume_unchanged(self.known):
             for file in programs.files(config, self.root, state_of):
                 files.append(file)
         if (self.root / changes.FILE).exists():
@@ -128,7 +128,7 @@ class BookPlugin(BasePlugin[BookConfig]):
     def on_page_markdown(
         self, markdown: str, *, page: Page, config: MkDocsConfig, files: Files
     ) -> str:
-        with frozen_files(self.known):
+        with assume_unchanged(self.known):
             text = self._text(markdown, page, config)
             if self.cache:
                 lines = expand_directives(text.split("\n"), self.root)
@@ -180,7 +180,7 @@ class BookPlugin(BasePlugin[BookConfig]):
         """Set `page.plain`, the Markdown for other programs, and store a page in the cache."""
         if self.cache and self.cache.has_content(page):
             return
-        page.plain = llms_markdown.text(self.markdown.lines, page, config, files)
+        page.plain = llms_txt.text(self.markdown.lines, page, config, files)
         if self.cache:
             self.cache.store_content(page)
 
@@ -195,7 +195,7 @@ class BookPlugin(BasePlugin[BookConfig]):
         return context
 
     def on_post_page(self, output: str, *, page: Page, config: MkDocsConfig) -> str:
-        llms_markdown.write(page)
+        llms_txt.write(page)
         if self.cache and self.cache.has_output(page):
             return output
         output = html_postprocess.fixed(output)
@@ -209,7 +209,7 @@ class BookPlugin(BasePlugin[BookConfig]):
     # ---- at the end
 
     def on_post_build(self, *, config: MkDocsConfig) -> None:
-        llms_markdown.write_map(self.nav, config)
+        llms_txt.write_map(self.nav, config)
         if self.cache:
             self.cache.prune()
             self.cache.end_build()

@@ -87,7 +87,8 @@ class PageCache:
     def start_pages(self, files: Files, known: dict, state_of: Callable[[Path], str]) -> None:
         """Prepare the digests of pages.
 
-        `known` is the cache of `frozen_files`. `state_of` returns the state that a folder had
+        `known` is the cache of `assume_unchanged`. `state_of` returns the state that a folder
+        had
         before any file in it was read.
         """
         self.known, self.state_of = known, state_of

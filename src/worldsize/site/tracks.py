@@ -23,7 +23,7 @@ from pathlib import Path
 import msgspec
 
 from worldsize.model import ROOT
-from worldsize.model.program import memoized
+from worldsize.model.program import memoized_while_unchanged
 from worldsize.site import template, yaml_schema
 from worldsize.site.cross_references import Link, link, section
 from worldsize.site.embeds import program_link
@@ -268,7 +268,7 @@ def _check_minutes(part: Part, root: Path) -> None:
         )
 
 
-loaded = memoized(load)  # for the many comments of a page
+loaded = memoized_while_unchanged(load)  # for the many comments of a page
 
 
 def show(words: list[str], root: Path) -> str:

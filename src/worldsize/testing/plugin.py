@@ -45,7 +45,7 @@ from worldsize.model.page import embedded_files
 from worldsize.model.program import (
     LAUNCH,
     Program,
-    frozen_files,
+    assume_unchanged,
     gpu_kind,
     is_orphan,
     is_program,
@@ -145,7 +145,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator:
-    with frozen_files({}):
+    with assume_unchanged({}):
         return (yield)
 
 
@@ -741,7 +741,7 @@ def pytest_terminal_summary(terminalreporter, exitstatus, config: pytest.Config)
             f"{commands:.1f} s in commands, {took - commands:.1f} s around them ({extra:.1f}%)"
         )
     for report, facts in called:
-        if facts.get("rerun_cold") and not facts.get("recorded"):
+        if facts.get("rerun_in_fresh_process") and not facts.get("recorded"):
             write(f"did something else when started warm, right as typed: {report.nodeid}")
         if facts.get("recorded"):
             write(f"recorded {report.nodeid}")

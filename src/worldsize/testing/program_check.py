@@ -39,7 +39,7 @@ class CheckResult:
 
     seconds: float = 0.0  # that the commands lasted
     recorded: bool = False
-    rerun_cold: bool = False  # forked, it differed; started as typed, it did not
+    rerun_in_fresh_process: bool = False  # forked, it differed; started as typed, it did not
 
 
 def inputs(program: Program, device: str) -> tuple[str | Path, ...]:
@@ -70,20 +70,22 @@ def check(program: Program, device: str, options: CheckOptions) -> CheckResult:
     options = replace(options, device=device)
     with gpu_lock(device):
         run, mismatches = _run(program, transcript, tolerances, options)
-        rerun_cold = run.prefork and bool(mismatches)
-        if rerun_cold:
+        rerun_in_fresh_process = run.prefork and bool(mismatches)
+        if rerun_in_fresh_process:
             as_typed = replace(options, launcher=None)
             run, mismatches = _run(program, transcript, tolerances, as_typed)
     if not all(mismatch.recordable for mismatch in mismatches):
         raise BookError("\n".join(mismatch.message for mismatch in mismatches))
     if options.record and (mismatches or _needs_provenance(run, transcript)):
         record(run, transcript, name)
-        return CheckResult(run.seconds, recorded=True, rerun_cold=rerun_cold)
+        return CheckResult(
+            run.seconds, recorded=True, rerun_in_fresh_process=rerun_in_fresh_process
+        )
     if mismatches:
         make = "make record" if device == "cpu" else "make record-gpu"
         hint = f"if that is right: {make} WHAT={program.name}"
         raise BookError("\n".join([*(each.message for each in mismatches), hint]))
-    return CheckResult(run.seconds, rerun_cold=rerun_cold)
+    return CheckResult(run.seconds, rerun_in_fresh_process=rerun_in_fresh_process)
 
 
 def _expected(program: Program, device: str, name: str, recording: bool) -> Transcript:

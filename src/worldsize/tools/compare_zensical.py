@@ -32,7 +32,7 @@ from mkdocs.structure.nav import get_navigation
 
 from worldsize.model import ROOT
 from worldsize.model.page import parse
-from worldsize.site import html_postprocess, incremental_output, labs, llms_markdown
+from worldsize.site import html_postprocess, incremental_output, labs, llms_txt
 from worldsize.site.markdown_extension import expand
 
 FOLDER = ROOT / ".cache/zensical"
@@ -65,7 +65,7 @@ def write_out(config: MkDocsConfig) -> Files:
         page.read_source(config)
         page.markdown = config.plugins.on_page_markdown(page.markdown, **around)
         lines = expand(page.markdown.split("\n"), ROOT)
-        page.plain = llms_markdown.text(lines, **around)
+        page.plain = llms_txt.text(lines, **around)
         meta = yaml.safe_dump(dict(page.meta), allow_unicode=True)
         text = "\n".join(["---", f"{meta}---", "", *relative_links(lines, file.src_uri)])
         if labs.is_lab(file):  # mkdocs-jupyter copies the script next to the page
@@ -90,8 +90,8 @@ def relative_links(lines: list[str], at: str) -> list[str]:
 
     page = parse("\n".join(lines))
     for number, line in page.prose():
-        page.lines[number - 1] = llms_markdown.prose(
-            line, lambda text: llms_markdown.LINK.sub(link, text)
+        page.lines[number - 1] = llms_txt.prose(
+            line, lambda text: llms_txt.LINK.sub(link, text)
         )
     return page.lines
 
@@ -133,8 +133,8 @@ def postprocess(site: Path, files: Files, config: MkDocsConfig) -> None:
         )
         html = html_postprocess.fixed(html)
         path.write_text(html, "utf-8")
-        llms_markdown.write(page)
-    llms_markdown.write_map(plugin.nav, config)
+        llms_txt.write(page)
+    llms_txt.write_map(plugin.nav, config)
     plugin.index.generate_search_index()
     of_theme = [
         File(each.relative_to(site).as_posix(), str(site), str(site), True)
