@@ -212,13 +212,29 @@ def test_a_terminated_session_leaves_no_process_and_no_file(
     assert {each.name.partition("-")[0] for each in folder.iterdir()} <= {"begun", "pytest"}
 
 
+# the smallest build backend for `pip install --editable .`
+BUILD_BACKEND = """
+import pathlib, zipfile
+
+def build_editable(folder, config_settings=None, metadata_directory=None):
+    with zipfile.ZipFile(pathlib.Path(folder, "book-1-py3-none-any.whl"), "w") as wheel:
+        about = "book-1.dist-info/"
+        wheel.writestr(f"{about}METADATA", "Metadata-Version: 2.1\\nName: book\\nVersion: 1\\n")
+        wheel.writestr(
+            f"{about}WHEEL", "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n"
+        )
+        wheel.writestr(f"{about}RECORD", "")
+    return "book-1-py3-none-any.whl"
+"""
+
+
 def test_an_interrupted_installation_is_repaired(tmp_path: Path) -> None:
     """A .venv without a Python is created again, and an incomplete package is reinstalled."""
     if shutil.which("make") is None:
         pytest.skip("this machine has no make")
     shutil.copy(ROOT / "Makefile", tmp_path)
     with zipfile.ZipFile(tmp_path / "tiny-1-py3-none-any.whl", "w") as wheel:
-        wheel.writestr("tiny.py", "")
+        wheel.writestr("tiny.py", BUILD_BACKEND)
         about = "tiny-1.dist-info/"
         wheel.writestr(f"{about}METADATA", "Metadata-Version: 2.1\nName: tiny\nVersion: 1\n")
         wheel.writestr(
@@ -228,6 +244,10 @@ def test_an_interrupted_installation_is_repaired(tmp_path: Path) -> None:
     (tmp_path / "requirements").mkdir()
     wanted = tmp_path / "requirements/read.txt"
     wanted.write_text("tiny==1\n")
+    (tmp_path / "pyproject.toml").write_text(
+        '[build-system]\nrequires = ["tiny"]\nbuild-backend = "tiny"\n'
+        '[project]\nname = "book"\nversion = "1"\n'
+    )
     stamp = tmp_path / ".venv/.read"
     (tmp_path / ".venv/bin").mkdir(parents=True)
     (tmp_path / ".venv/bin/python").symlink_to("/nowhere/python3")

@@ -424,7 +424,7 @@ def probe(submission: ModuleType, reference: ModuleType, lesson: Lesson) -> None
 
 def facts(bench: Workspace, what: str) -> dict[str, Any]:
     """What one run of the learner's program came to; each runs once for all steps."""
-    known = SEEN.setdefault(bench.runner, {})
+    known = SEEN.setdefault(bench.supervisor, {})
     if (bench.path, what) not in known:
         longer = max(bench.limit, LONG)
         with (  # the slow program runs in the rank itself

@@ -603,7 +603,7 @@ class Meeting(dist.Store):
         with contextlib.suppress(dist.DistStoreError):
             self.wait([None], timedelta(seconds=seconds))  # nobody says that
 
-    def require_equal(self, keys: list[str]) -> bool:
+    def check(self, keys: list[str]) -> bool:
         with contextlib.suppress(dist.DistStoreError):
             return self.wait(keys, MOMENT) is None
         return False
