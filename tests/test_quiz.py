@@ -713,7 +713,7 @@ def test_of_two_commands_with_an_option_none_is_meant(root: Path) -> None:
     transcript = root / "snippets/06_gpu_computing/coalescing.cpu.txt"
     again = transcript.read_text() + "$ python coalescing.py --again\nmore\n"
     transcript.write_text(again)
-    with pytest.raises(DataError, match=r"o: 2 commands of coalescing\.cpu\.txt have 'coal"):
+    with pytest.raises(DataError, match=r"o: 2 commands of coalescing\.cpu\.txt contain 'coal"):
         load(root, edited(ONE, evidence=[QUOTE | {"command": "coalescing"}]))
 
 
