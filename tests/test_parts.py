@@ -473,6 +473,20 @@ def test_a_figure_refers_to_no_other_host_and_its_numbers_are_no_labels() -> Non
     assert figures.Figure.parse(text).labels == ["s"]
 
 
+def test_a_measured_number_in_a_label_may_differ_as_in_an_output() -> None:
+    old, new, more = (
+        figures.Figure.parse(SVG.format(text))
+        for text in (
+            "<text>exposed ≈34 ms</text>",
+            "<text>exposed ≈309 ms</text>",
+            "<text>exposed ≈34 ms</text><text>waiting</text>",
+        )
+    )
+    assert "other words" in str(figures.figure_difference(old, new))
+    assert figures.figure_difference(old, new, Tolerances((".*",))) is None
+    assert "+waiting" in str(figures.figure_difference(old, more, Tolerances((".*",))))
+
+
 def curve(path: str) -> list[figures.Shape]:
     return figures.Figure.parse(SVG.format(f'<path d="{path}"/>')).shapes
 

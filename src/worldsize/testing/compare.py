@@ -110,5 +110,5 @@ def _compare_figure(run: RunResult, tolerances: Tolerances) -> Iterator[Mismatch
         yield Mismatch(f"{program.name}:1: it draws {path.name}, which is not in the book yet")
         return
     old = Figure.parse(path.read_text("utf-8"))
-    if differs := figure_difference(old, new, tolerances.compare_points):
+    if differs := figure_difference(old, new, tolerances):
         yield Mismatch(f"{name}: {program.name} draws {differs}")

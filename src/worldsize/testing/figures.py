@@ -15,7 +15,7 @@ import xml.etree.ElementTree as ElementTree
 from dataclasses import dataclass
 
 from worldsize.model import BookError
-from worldsize.model.transcript import same_line
+from worldsize.model.transcript import EXACT, Tolerances, same_line
 
 SAMPLES = 200  # points, at equal distances along a curve
 MAX_DISTANCE = 15.0  # between two points that count as equal; figures are some 500 wide
@@ -107,10 +107,14 @@ def resample(path: list[Point], count: int = SAMPLES) -> list[Point]:
     return points
 
 
-def figure_difference(old: Figure, new: Figure, compare_points: bool) -> str | None:
-    """Return what differs between two figures, as the end of a sentence; None if nothing."""
-    if len(old.labels) == len(new.labels) and all(map(same_line, old.labels, new.labels)):
-        far = distance(old.shapes, new.shapes) if compare_points else 0.0
+def figure_difference(old: Figure, new: Figure, tolerances: Tolerances = EXACT) -> str | None:
+    """Return what differs between two figures, as the end of a sentence; None if nothing.
+
+    Labels are compared like lines of output, so a measured number may differ in both.
+    """
+    labels = itertools.zip_longest(old.labels, new.labels, fillvalue="")
+    if all(same_line(*pair, tolerances) for pair in labels):
+        far = distance(old.shapes, new.shapes) if tolerances.compare_points else 0.0
         if far <= MAX_DISTANCE:
             return None
         return f"a point {far:.0f} away" if math.isfinite(far) else "other lines"
