@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from worldsize.model.page import expanded, read
+from worldsize.model.page import expand_embeds, read
 
 INPUTS = [
     "docs/11_tools.md",
@@ -104,7 +104,7 @@ def test_the_vision_package_is_named_alike_in_table_and_gallery() -> None:
 def test_the_first_lines_write_each_file_that_they_start(tmp_path: Path) -> None:
     """A reader pastes the first two blocks into a terminal in an empty folder."""
     install, first = [
-        expanded(fence, ROOT)
+        expand_embeds(fence, ROOT)
         for fence in read(ROOT / "docs/setup.md").fences
         if fence.language == "bash"
     ][:2]

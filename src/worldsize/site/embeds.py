@@ -21,8 +21,14 @@ from pathlib import Path
 from markdown.postprocessors import Postprocessor
 
 from worldsize.model import BookError
-from worldsize.model.page import Embed, Fence, Page, expanded, parse, read, resolve
-from worldsize.model.program import Program, gpu_kind, is_program, owning_program, recorded_on
+from worldsize.model.page import Embed, Fence, Page, expand_embeds, parse, read, resolve
+from worldsize.model.program import (
+    Program,
+    gpu_kind,
+    is_program,
+    owning_program,
+    transcript_device,
+)
 from worldsize.model.transcript import Command, Provenance, difference
 from worldsize.site import template
 
@@ -51,7 +57,7 @@ def usual_machine(page: Page, root: Path) -> Machine | None:
     counts: Counter[Machine] = Counter()
     for embed in page.embeds:
         path = root / embed.file
-        program = owning_program(path, root) if recorded_on(path) == "cpu" else None
+        program = owning_program(path, root) if transcript_device(path) == "cpu" else None
         if program and "cpu" in program.devices:
             at = program.transcript("cpu").provenance
             counts.update([(at.device, at.torch, at.python)] if at else [])
@@ -183,8 +189,8 @@ def needs(program: Program, device: str) -> list[str]:
 def printed_before(program: Program) -> dict[str, list[tuple[Command, Command]]]:
     """By the last release of torch that did so: the commands that printed something else, each
     as it did up to then and after."""
-    newer, found = program.transcript("cpu") if program.older else None, {}
-    for (major, minor), device in program.older.items():
+    newer, found = program.transcript("cpu") if program.older_transcripts else None, {}
+    for (major, minor), device in program.older_transcripts.items():
         here = program.transcript(device)
         pairs = zip(here.commands, newer.commands, strict=True)
         found[f"{major}.{minor}"] = [
@@ -238,16 +244,16 @@ def _fence(
     fence: Fence, root: Path, quotes: Sequence[str] = (), usual: Machine | None = None
 ) -> list[str]:
     """One fence as readers see it, without its indentation."""
-    first = fence.embeds[0] if fence.embeds_only else None
+    first = fence.embeds[0] if fence.has_only_embeds else None
     path = root / first.file if first else root
-    if first and (device := recorded_on(path)):
+    if first and (device := transcript_device(path)):
         if len({embed.file for embed in fence.embeds}) > 1:
             raise BookError(f"{first.file} and another file are in one block")
         if program := owning_program(path, root):
             parts = [embed.part for embed in fence.embeds if embed.part]
             return transcript(program, parts, device, usual, quotes).split("\n")
         raise BookError(f"{first.file} is of no program, but it is shown")
-    lines = expanded(fence, root)
+    lines = expand_embeds(fence, root)
     header, before, after = fence.header, [], []
     if first and is_program(path, root):
         before = [f"[{first.file}]({program_page(first.file)}){{ .program-path }}", ""]

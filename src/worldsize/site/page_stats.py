@@ -91,7 +91,7 @@ def page_facts(here: Page, shown: list[Program], usual: Machine | None = None) -
 
 def waiting(shown: list[Program]) -> list[Program]:
     """Those that have something to show on a GPU, and that none has recorded."""
-    return [each for each in shown if each.on_gpu and each.devices in ([], ["cpu"])]
+    return [each for each in shown if each.gpu_template and each.devices in ([], ["cpu"])]
 
 
 def not_on_gpus(shown: list[Program]) -> list[str]:

@@ -43,8 +43,8 @@ from mkdocs.structure.pages import Page
 from mkdocs.utils.templates import TemplateContext
 
 from worldsize.model import ROOT, atomic_write, compatibility
-from worldsize.model.fingerprint import contents, digest
-from worldsize.model.program import ON_GPUS, Program, is_program, on_gpus
+from worldsize.model.fingerprint import digest, file_hashes
+from worldsize.model.program import GPU_COMMANDS, Program, gpu_commands, is_program
 from worldsize.site import incremental_output
 from worldsize.site.programs import folder_state
 
@@ -127,7 +127,7 @@ class PageCache:
         programs that it embeds.
         """
         embedded = sorted(set(EMBEDDED.findall(inputs)))
-        folders = {(self.root / name).parent for name in [ON_GPUS, *embedded]}
+        folders = {(self.root / name).parent for name in [GPU_COMMANDS, *embedded]}
         states = {folder: self.state_of(folder) for folder in folders}
         programs = [self.embedded_inputs(name) for name in embedded]
         path = self._path(page, inputs, *programs)
@@ -279,10 +279,10 @@ def embedded_inputs(root: Path, name: str) -> str:
     It depends on `NAME.py`, `NAME.cpu.txt`, `NAME.svg` and similar files. An output also lists
     the files that it needs, and these files may need others.
     """
-    (folder, slash, stem), gpu = name.rpartition("/"), on_gpus(root)
+    (folder, slash, stem), gpu = name.rpartition("/"), gpu_commands(root)
     names = os.listdir(root / folder) if (root / folder).is_dir() else []
     own = sorted(folder + slash + each for each in names if each.split(".")[0] == stem)
-    lines = [line for each in own for line in [*contents(root / each), gpu.get(each, "")]]
+    lines = [line for each in own for line in [*file_hashes(root / each), gpu.get(each, "")]]
     of_programs = [Program(root, root / each) for each in own if is_program(root / each, root)]
     lines += [str(compatibility.releases(each)) for each in of_programs]
     for it in of_programs:

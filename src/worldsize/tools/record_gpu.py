@@ -24,7 +24,7 @@ from typing import NoReturn
 from worldsize.execution import runner
 from worldsize.execution.requirements import gpus_needed, missing_requirement
 from worldsize.model import BookError, atomic_write
-from worldsize.model.program import ON_GPUS, Program, gpu_kind, on_gpus
+from worldsize.model.program import GPU_COMMANDS, Program, gpu_commands, gpu_kind
 from worldsize.testing import program_check
 from worldsize.testing.result_cache import ENGINE, ResultCache
 
@@ -86,10 +86,10 @@ class Recording:
         """Return why a program is skipped; an empty string if it runs."""
         if self.results.has(f"{program.name}::cuda", self._inputs(program)):
             return UNCHANGED
-        if (needs := gpus_needed(program.on_gpu)) > len(runner.gpu_names()):
+        if (needs := gpus_needed(program.gpu_template)) > len(runner.gpu_names()):
             return f"needs {needs} GPUs"
         missing = [
-            missing_requirement(program, program.on_gpu),
+            missing_requirement(program, program.gpu_template),
             *_missing_packages(program),
         ]
         return "; ".join(f"{each} is missing" for each in dict.fromkeys(filter(None, missing)))
@@ -196,12 +196,12 @@ def _selected_programs(root: Path, what: list[str]) -> Iterator[Program]:
     places = [root / each for each in what] or [root]
     found = [
         Program(root, root / name)
-        for name in on_gpus(root)
+        for name in gpu_commands(root)
         if any((root / name).is_relative_to(place) for place in places)
     ]
     if not found:
         sys.exit(
-            f"{ON_GPUS} lists no program in {', '.join(what) or 'this folder'}: "
+            f"{GPU_COMMANDS} lists no program in {', '.join(what) or 'this folder'}: "
             "give a program or a folder of this list, or add the program to the list"
         )
     yield from found

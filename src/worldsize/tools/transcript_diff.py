@@ -12,7 +12,7 @@ import sys
 
 from worldsize.model import ROOT, BookError
 from worldsize.model.program import owning_program
-from worldsize.model.transcript import EXACT, Command, Transcript, difference
+from worldsize.model.transcript import DEFAULT_TOLERANCES, Command, Transcript, difference
 
 FOLDERS = ("snippets/", "labs/", "assessment/")
 
@@ -39,7 +39,7 @@ def changed(old: str, new: str) -> str:
             continue
         before, after = commands(old, name), commands(new, name)
         program = owning_program(ROOT / name, ROOT)
-        tolerances = program.tolerances if program else EXACT
+        tolerances = program.tolerances if program else DEFAULT_TOLERANCES
         diff = []
         for command_line in filter(after.__contains__, before):
             lines = difference(
