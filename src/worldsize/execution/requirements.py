@@ -25,7 +25,7 @@ from worldsize.model.program import Program
 from worldsize.model.transcript import NPROC, Transcript
 
 FILE = "snippets/requirements.toml"
-_STARTED = re.compile(r"\bpython ([\w-]+\.py)\b")
+_PYTHON_COMMAND = re.compile(r"\bpython ([\w-]+\.py)\b")
 TOOLS = ("nvcc", "g++", "ncu", "nsys", "compute-sanitizer")  # the first word of some commands
 
 
@@ -106,7 +106,7 @@ def _missing(program: Program, transcript: Transcript) -> Iterator[str]:
     declared = declarations(program.root)
     folder = program.path.parent.relative_to(program.root)
     commands = " ".join(command.command_line for command in transcript.commands)
-    started = [(folder / name).as_posix() for name in _STARTED.findall(commands)]
+    started = [(folder / name).as_posix() for name in _PYTHON_COMMAND.findall(commands)]
     for each in dict.fromkeys([program.name, *started]):
         for name in declared.programs.get(each, ()):
             if failure := declared.requirements[name].failure(program.root):

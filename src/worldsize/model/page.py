@@ -345,8 +345,8 @@ def _section(file: str, part: str, text: str, lines: list[str]) -> list[str]:
 def _definitions(source: str) -> dict[str, tuple[int, int]]:
     """Return the first and the last line of every function and class, by name.
 
-    A method has two names, without and with its class: ``launch`` and ``Bucket.launch``. If a
-    name occurs twice, the outermost definition counts.
+    A method has two names, without and with its class: ``launch`` and ``Bucket.launch``. The
+    same is true for a nested function. If a name occurs twice, the outermost definition counts.
     """
     definitions: dict[str, tuple[int, int]] = {}
     level: list[tuple[str, ast.AST]] = [("", ast.parse(source))]

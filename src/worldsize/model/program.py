@@ -12,7 +12,7 @@ The part ``DEVICE`` of a file name is called the device of the transcript:
 - ``a100`` and other names: the output on a different kind of GPU.
 
 ``NAME.svg`` is the figure that the program draws on a CPU, and ``NAME.cuda.svg`` is the figure
-from that GPU. ``snippets/gpu.toml`` lists the programs that are recorded on a GPU.
+that it draws on a GPU. ``snippets/gpu.toml`` lists the programs that are recorded on a GPU.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ SUFFIXES = (".py", ".cu", ".cpp", ".sh")
 GPU_COMMANDS = "snippets/gpu.toml"
 MEASURED = "snippets/measured.toml"
 _IN_FOLDER = re.compile(rf"[^/]+({'|'.join(map(re.escape, SUFFIXES))})$")
-_IMPORTED = re.compile(r"^(?:from|import) (\w+)", re.MULTILINE)
-_STARTED = re.compile(r"\bpython (\w+)\.py\b")
+_IMPORT = re.compile(r"^(?:from|import) (\w+)", re.MULTILINE)
+_PYTHON_COMMAND = re.compile(r"\bpython (\w+)\.py\b")
 _DATA = re.compile(r"[\w.-]+\.(?:toml|csv|(?:cpu|cuda)\.txt)")
 _DATA_SUFFIXES = (".toml", ".csv", ".txt")  # a search for these is faster than _DATA
 _DEVICE = r"[a-z0-9]+(?:-[a-z0-9]+)*"
 _OLDER = re.compile(r"cpu-torch-(\d+)-(\d+)")
-_RECORDED = re.compile(rf"(?P<stem>.+?)\.(?:(?P<device>{_DEVICE})\.txt|(?:{_DEVICE}\.)?svg)")
+_OUTPUT_FILE = re.compile(rf"(?P<stem>.+?)\.(?:(?P<device>{_DEVICE})\.txt|(?:{_DEVICE}\.)?svg)")
 
 
 _cache: dict | None = None  # the cache of `assume_unchanged`; None outside of this context
@@ -118,7 +118,7 @@ class Program:
 
         Transcripts of older releases are left out.
         """
-        found = {each for each in self._recorded if not _OLDER.fullmatch(each)}
+        found = {each for each in self._transcript_devices if not _OLDER.fullmatch(each)}
         return sorted(found, key=lambda device: (device not in ("cpu", "cuda"), device))
 
     @property
@@ -127,14 +127,14 @@ class Program:
 
         The key is the last release that prints this output: ``{(2, 13): "cpu-torch-2-13"}``.
         """
-        found = filter(None, map(_OLDER.fullmatch, self._recorded))
+        found = filter(None, map(_OLDER.fullmatch, self._transcript_devices))
         releases = {(int(match[1]), int(match[2])): match[0] for match in found}
         return dict(sorted(releases.items(), reverse=True))
 
     @property
-    def _recorded(self) -> set[str]:
+    def _transcript_devices(self) -> set[str]:
         """Return the devices of all its transcripts."""
-        return _recorded(self.path.parent).get(self.path.stem, set())
+        return _devices_by_stem(self.path.parent).get(self.path.stem, set())
 
     def expected_device(self, device: str, torch: str) -> str:
         """Return the device of the transcript that a run on this release of torch must match.
@@ -211,21 +211,21 @@ class Program:
         words = sorted(self._words(device))
         queue = [self.path.with_name(word) for word in words if _IN_FOLDER.match(word)]
         found = {self.path: self}
-        queue += self._imported()
+        queue += self._imported_paths()
         while queue:
             path = queue.pop(0)
             if path not in found and path.exists() and is_program(path, self.root):
                 found[path] = Program(self.root, path)
-                queue += found[path]._imported()
+                queue += found[path]._imported_paths()
         return list(found.values())[1:]
 
     @memoized_while_unchanged
-    def _imported(self) -> list[Path]:
+    def _imported_paths(self) -> list[Path]:
         """Return the paths that it may import; for a shell script, those that it starts.
 
         The paths need not exist, because the names of installed packages are included.
         """
-        pattern = {".py": _IMPORTED, ".sh": _STARTED}.get(self.path.suffix)
+        pattern = {".py": _IMPORT, ".sh": _PYTHON_COMMAND}.get(self.path.suffix)
         names = pattern.findall(self.path.read_text("utf-8")) if pattern else []
         return [self.path.with_name(f"{name}.py") for name in names]
 
@@ -263,10 +263,10 @@ class Program:
 
 
 @memoized_while_unchanged
-def _recorded(folder: Path) -> dict[str, set[str]]:
+def _devices_by_stem(folder: Path) -> dict[str, set[str]]:
     """Return the devices of the transcripts of a folder, for each name without suffix."""
     found = defaultdict(set)
-    for match in filter(None, map(_RECORDED.fullmatch, os.listdir(folder))):
+    for match in filter(None, map(_OUTPUT_FILE.fullmatch, os.listdir(folder))):
         if match["device"]:
             found[match["stem"]].add(match["device"])
     return found
@@ -352,13 +352,13 @@ def gpu_kind(gpus: str) -> str:
 
 def transcript_device(path: Path) -> str | None:
     """Return the device of a transcript; None for any other file."""
-    match = _RECORDED.fullmatch(path.name)
+    match = _OUTPUT_FILE.fullmatch(path.name)
     return match["device"] if match else None
 
 
 def owning_program(path: Path, root: Path) -> Program | None:
     """Return the program that a transcript or a figure belongs to; None if there is none."""
-    if match := _RECORDED.fullmatch(path.name):
+    if match := _OUTPUT_FILE.fullmatch(path.name):
         for suffix in SUFFIXES:
             if (program := path.with_name(match["stem"] + suffix)).exists():
                 return Program(root, program)
@@ -368,6 +368,5 @@ def owning_program(path: Path, root: Path) -> Program | None:
 def is_orphan(path: Path, root: Path) -> bool:
     """Return whether a file is a transcript or a figure whose program does not exist."""
     in_book = path.is_relative_to(root) and path.relative_to(root).parts[0] in FOLDERS
-    return (
-        in_book and bool(_RECORDED.fullmatch(path.name)) and owning_program(path, root) is None
-    )
+    is_output = in_book and bool(_OUTPUT_FILE.fullmatch(path.name))
+    return is_output and owning_program(path, root) is None
