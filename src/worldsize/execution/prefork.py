@@ -177,9 +177,7 @@ class Launcher:
             server_env["TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS"] = "1"
         server_env["WORLD_SIZE_PADDING"] = " " * 4096  # for `_show_variables`
         saved = dict(os.environ)
-        os.environ.update(
-            server_env
-        )  # the first command starts the server, which inherits them
+        os.environ.update(server_env)  # inherited by the server, if this command starts it
         try:
             process.start()
         finally:

@@ -184,15 +184,15 @@ class _ProcessTree:
             time.sleep(0.02)
         return []
 
-    def kill(self, known: list[Process]) -> None:
+    def kill(self, members: list[Process]) -> None:
         """Send SIGKILL to all processes, and repeat this until none is left.
 
-        ``known`` contains members that an earlier search found. The variables of a process
+        ``members`` contains processes that an earlier search found. The variables of a process
         cannot be read at every moment, so a search can miss a process that has left the
         session. Therefore, two searches in a row must find no process.
         """
         deadline = time.monotonic() + 30
-        found, empty_searches = set(known), 0
+        found, empty_searches = set(members), 0
         while empty_searches < 2 and time.monotonic() < deadline:
             processes = running_processes()
             found.update(self.members(processes))
