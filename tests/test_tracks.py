@@ -285,7 +285,7 @@ def test_a_good_track_reads(small_site) -> None:
         ("minutes: 10", "minutes: ten", "t.yml:7: g: one: minutes: Expected `int`, got `str`"),
         ("name: One", "nome: One", "t.yml:7: g: one: Object "),
         ("[[one]]", "[[two]]", "path: no part, and no group with `short`, has the id 'two'"),
-        ("Why so", "Why not", "criterion c: 0 questions of 01_a.md: 'Why not'"),
+        ("Why so", "Why not", "criterion c: 0 questions of 01_a.md begin with 'Why not'"),
         ('["01_a?Why so"]', "[]", "t.yml:16: c: `shown` is empty"),
         (
             '"01_a?Why so"',
@@ -323,7 +323,7 @@ def test_stated_minutes_add_up(small_site) -> None:
 
 def test_a_comment_that_is_not_understood_stops_the_build(small_site, tmp_path: Path) -> None:
     small_site(GOOD)
-    fill = partial(yaml_schema.expand_directives, shows={"track": tracks.show}, root=tmp_path)
+    fill = partial(yaml_schema.expand_directives, directives={"track": tracks.show}, root=tmp_path)
     for words in ("t", "t maps", "t rows h", "t path g", "t, path"):
         with pytest.raises(DataError, match=f"<!-- track: {words} -->"):
             fill([f"<!-- track: {words} -->"])

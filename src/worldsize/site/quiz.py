@@ -341,7 +341,7 @@ def load(root: Path = ROOT) -> list[Lesson]:
     questions = [question for lesson in lessons for question in lesson.questions]
     for place, question in enumerate(questions, 1):
         question.place = place  # counted through all lessons
-        with yaml_schema.naming(FILE, question.id):
+        with yaml_schema.locate_errors(FILE, question.id):
             question.find(root)
     return lessons
 

@@ -212,14 +212,14 @@ def load(name: str, root: Path = ROOT) -> Track:
     for group in track.groups:
         for part in group.parts:
             for row in part.rows:
-                with yaml_schema.naming(file, part.id, row.topic):
+                with yaml_schema.locate_errors(file, part.id, row.topic):
                     _find(row, root)
                     if group.timed and part.minutes and not row.stated:
                         row.minutes = _minutes(row.read, seen, root)
-            with yaml_schema.naming(file, part.id):
+            with yaml_schema.locate_errors(file, part.id):
                 _check_minutes(part, root)
     for each in track.checklist:
-        with yaml_schema.naming(file, f"criterion {each.id}"):
+        with yaml_schema.locate_errors(file, f"criterion {each.id}"):
             each.links = [link(target, root) for target in each.shown]
     return track
 

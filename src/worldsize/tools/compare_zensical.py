@@ -65,7 +65,7 @@ def write_out(config: MkDocsConfig) -> Files:
         page.read_source(config)
         page.markdown = config.plugins.on_page_markdown(page.markdown, **around)
         lines = expand(page.markdown.split("\n"), ROOT)
-        page.plain = llms_txt.text(lines, **around)
+        page.plain_markdown = llms_txt.plain_markdown(lines, **around)
         meta = yaml.safe_dump(dict(page.meta), allow_unicode=True)
         text = "\n".join(["---", f"{meta}---", "", *relative_links(lines, file.src_uri)])
         if labs.is_lab(file):  # mkdocs-jupyter copies the script next to the page
@@ -90,7 +90,7 @@ def relative_links(lines: list[str], at: str) -> list[str]:
 
     page = parse("\n".join(lines))
     for number, line in page.prose():
-        page.lines[number - 1] = llms_txt.prose(
+        page.lines[number - 1] = llms_txt.change_prose(
             line, lambda text: llms_txt.LINK.sub(link, text)
         )
     return page.lines
@@ -131,16 +131,16 @@ def postprocess(site: Path, files: Files, config: MkDocsConfig) -> None:
         html = html_postprocess.with_sizes(
             html_postprocess.with_drawings(html, page, files), page, files
         )
-        html = html_postprocess.fixed(html)
+        html = html_postprocess.fix_html(html)
         path.write_text(html, "utf-8")
         llms_txt.write(page)
-    llms_txt.write_map(plugin.nav, config)
+    llms_txt.write_index(plugin.nav, config)
     plugin.index.generate_search_index()
     of_theme = [
         File(each.relative_to(site).as_posix(), str(site), str(site), True)
         for each in site.glob("assets/*/**/*.min.*")
     ]
-    html_postprocess.fit(of_theme)
+    html_postprocess.adapt_theme_files(theme_files)
     for file in of_theme:
         incremental_output.write(file.content_bytes, file.abs_dest_path)
 
