@@ -1150,7 +1150,10 @@ def test_a_table_scrolls_without_a_script(site: Site) -> None:
 )
 def test_a_figure_has_its_size_in_html(attributes: str, size: str) -> None:
     assert (
-        html_postprocess.size_attributes(f'<svg xmlns="http://www.w3.org/2000/svg" {attributes}/>') == size
+        html_postprocess.size_attributes(
+            f'<svg xmlns="http://www.w3.org/2000/svg" {attributes}/>'
+        )
+        == size
     )
 
 

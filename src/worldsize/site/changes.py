@@ -41,7 +41,9 @@ def show(words: list[str], root: Path) -> str:
     """Return the Markdown that replaces the comment `<!-- changes: all -->`."""
     if words != ["all"]:
         raise SchemaError("write `<!-- changes: all -->`")
-    days = [(day, list(group)) for day, group in groupby(_read(root), key=lambda each: each.date)]
+    days = [
+        (day, list(group)) for day, group in groupby(_read(root), key=lambda each: each.date)
+    ]
     return template.render("changes", days=days)
 
 

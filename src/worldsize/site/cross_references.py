@@ -44,8 +44,8 @@ def _path(name: str, root: Path) -> Path:
 def section(target: str, root: Path) -> tuple[Page, range]:
     """Return the page of a section, and the numbers of the lines of the section.
 
-    These are all lines of the page if the target names no section, or if the section is an entry
-    of the reading list, whose headings come from data.
+    These are all lines of the page if the target names no section, or if the section is an
+    entry of the reading list, whose headings come from data.
     """
     name, _, anchor = target.partition("#")
     page = read(_path(name, root))

@@ -4,8 +4,9 @@
 
 Each volume is made from the Markdown of pages that `llms_txt` has written into the built site,
 in the order of the navigation. pandoc converts it to an EPUB and to a Typst file, and Typst
-converts this file to a PDF. A link to a page of the same volume, or to a section of such a page,
-points to a heading of the volume. The folder of the volumes also gets the zip file of the site.
+converts this file to a PDF. A link to a page of the same volume, or to a section of such a
+page, points to a heading of the volume. The folder of the volumes also gets the zip file of the
+site.
 """
 
 from __future__ import annotations

@@ -2,7 +2,10 @@
 
 On the glossary page, each term gets an id. On every other page, the first use of a term in each
 section becomes an `<abbr>`. Its title is the first sentence of the term's definition. If a page
-uses terms in a different sense, it lists them: ``<!-- not of the glossary: node, capacity -->``.
+uses terms in a different sense, it lists them:
+
+    <!-- not of the glossary: node, capacity -->
+
 The line ``<!-- glossary: index -->`` is replaced by an index of all terms by letter, and the
 line ``<!-- glossary: letters -->`` by a row of links to the letters.
 """
@@ -104,9 +107,7 @@ def _tooltip_terms(
     tails = defaultdict(list)
     for name in sorted(explained, key=len, reverse=True):
         tails[name[0]].append(re.escape(name[1:]))
-    words = "|".join(
-        f"{re.escape(first)}(?:{'|'.join(rest)})" for first, rest in tails.items()
-    )
+    words = "|".join(f"{re.escape(first)}(?:{'|'.join(rest)})" for first, rest in tails.items())
     # a term may be a plural, and must not be a part of a longer, hyphenated word
     return explained, re.compile(rf"(?<![\w-])({words})(?:e?s)?(?![\w-])", re.IGNORECASE)
 
@@ -161,7 +162,7 @@ class Tooltips(Treeprocessor):
         for match in self.pattern.finditer(text):
             name, meaning = self.terms[match[1].lower()]
             if meaning in self.seen or (name != name.lower() and match[1] != name):
-                continue  # already explained, perhaps by a different name; or "zeros" instead of "ZeRO"
+                continue  # already explained under some name, or "zeros" instead of "ZeRO"
             self.seen.add(meaning)
             found.append((match, meaning))
         for match, meaning in reversed(found):

@@ -21,7 +21,8 @@ def _one_span(spans: re.Match[str]) -> str:
     return f'<span class="{spans[1]}">{re.sub("</?span[^>]*>", "", spans[0])}</span>'
 
 
-# The search worker of the theme, which builds its index in every browser, and the book's worker.
+# The search worker of the theme, which builds its index in every browser, and the book's
+# worker.
 THEME_WORKER, WORKER = "assets/javascripts/workers/search.", "assets/search.js"
 FIXES = [
     # a tabindex must be a number, so an empty one is removed
@@ -45,8 +46,9 @@ FIXES = [
     ),
 ]
 
-# Most tokens of code have no colour of their own. Without their spans, a page of code is a third
-# shorter. Strings in single quotes, and the braces in f-strings, have the colour of other strings.
+# Most tokens of code have no colour of their own. Without their spans, a page of code is a
+# third shorter. Strings in single quotes, and the braces in f-strings, have the colour of other
+# strings.
 for token, css_class in STANDARD_TYPES.items():
     if re.fullmatch(r"[nwpo]|kc|sa|[fv]m|n[av]|v[cgi]", css_class):
         STANDARD_TYPES[token] = ""
@@ -138,8 +140,8 @@ def with_sizes(html: str, page: Page, files: Files) -> str:
 def with_drawings(html: str, page: Page, files: Files) -> str:
     """Return the HTML, with each image of the class `drawing` replaced by its SVG.
 
-    The alt text of the image becomes the label of the SVG. An SVG inside a page uses the colours
-    of the page, and the style sheet can pause its animation.
+    The alt text of the image becomes the label of the SVG. An SVG inside a page uses the
+    colours of the page, and the style sheet can pause its animation.
     """
 
     def drawn(match: re.Match[str]) -> str:

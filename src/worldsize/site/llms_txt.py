@@ -31,7 +31,10 @@ RULES = [
     (re.compile(rule), becomes)
     for rule, becomes in [
         (rf"^\s*(?:{TAG}\s*)+$|<!--.*?-->", ""),
-        (r'^(\s*)(?:===|!!!|\?\?\?)\S*(?: \w+)* "(.*)"$', r"\1- **\2**"),  # its content stays indented
+        (
+            r'^(\s*)(?:===|!!!|\?\?\?)\S*(?: \w+)* "(.*)"$',
+            r"\1- **\2**",
+        ),  # its content stays indented
         (r'<a\b[^>]*href="([^"]*)"[^>]*>(.*?)</a>', r"[\2](./\1)"),  # relative to the page
         (r"<summary>(.*)</summary>", r"**\1**"),
         (r'<p\b[^>]* markdown="span">', "- "),  # a part in the path of a track
@@ -76,7 +79,10 @@ def plain_markdown(lines: list[str], page: Page, config: MkDocsConfig, files: Fi
         if converted or (not line.strip() and out and out[-1]):
             out.append(converted)
         if number == title:
-            out += ["", template.render("llms_txt/head", url=absolute(page.url), absolute=absolute)]
+            out += [
+                "",
+                template.render("llms_txt/head", url=absolute(page.url), absolute=absolute),
+            ]
     return "\n".join(out).strip("\n") + "\n"
 
 

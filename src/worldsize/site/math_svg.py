@@ -1,9 +1,9 @@
 """Draw formulas while the site is built: as inline SVG, with MathML for screen readers.
 
 pymdownx.arithmatex finds `$…$` and `$$…$$`, and ziamath draws them with its own font. A page
-therefore needs neither a script nor a mathematics font, and nothing moves while it loads. A page
-contains the outline of each glyph only once, and all its formulas refer to it. A formula that
-cannot be drawn stops the build.
+therefore needs neither a script nor a mathematics font, and nothing moves while it loads. A
+page contains the outline of each glyph only once, and all its formulas refer to it. A formula
+that cannot be drawn stops the build.
 """
 
 import copy
@@ -49,7 +49,9 @@ def draw(tex: str, display: bool = False) -> str:
         mathml = ET.fromstring(tex2mml(tex, inline=not display))
         spoken = _spoken(mathml)
         mathml.set("mathcolor", INK[0])
-        if r"\\" not in tex:  # remove the inner <mrow>, which doubles the work and which only line breaks need
+        if (
+            r"\\" not in tex
+        ):  # remove the inner <mrow>, which doubles the work and which only line breaks need
             mathml[:] = mathml[0]
         ink = ziamath.Math(mathml, size=UNITS, margin=0)
         drawing = ink.svgxml()
@@ -77,7 +79,7 @@ def draw(tex: str, display: bool = False) -> str:
 
 
 def _spoken(mathml: ET.Element) -> str:
-    """Return MathML as HTML, without namespaces and without attributes for the visual layout."""
+    """Return MathML as HTML, without namespaces and attributes for the visual layout."""
     math = copy.deepcopy(mathml)
     for element in math.iter():
         element.tag = element.tag.rpartition("}")[2]

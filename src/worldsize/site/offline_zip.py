@@ -1,9 +1,10 @@
 """Pack the built site into a zip file whose pages open from a disk, without a server.
 
 If a page is opened from a disk, a browser does not find the `index.html` of a folder, and the
-page cannot load modules, workers or data from other files. In the zip file, every link therefore
-names a file. A module is a data URL, which contains everything that the module imports and
-fetches. The theme's search settings are a script, which also contains the text of all sections.
+page cannot load modules, workers or data from other files. In the zip file, every link
+therefore names a file. A module is a data URL, which contains everything that the module
+imports and fetches. The theme's search settings are a script, which also contains the text of
+all sections.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ EXCLUDED = re.compile(r"book/|llms|sitemap|404|search/text|assets/javascripts/[l
 TYPES = {".js": "text/javascript", ".json": "application/json"}
 # in a module: the names of other files in its folder
 OTHER_FILE = re.compile(r'new URL\("([^"]+)", import\.meta\.url\)|"\./([^"]+)"')
-# in a page: links to a folder, folders to which sections have moved, preloaded modules, the copy
-# button, and modules
+# in a page: links to a folder, folders to which sections have moved, preloaded modules, the
+# copy button, and modules
 FOLDER = re.compile(r' href="(?=[^"#?])(?:[^":#?]*/)?(?:\.\.?)?(?=["#?])')
 MOVED = re.compile(r'\n"\S+/(?=": ")')
 PRELOAD = re.compile(r'<link rel="modulepreload"[^>]*>\n')

@@ -75,7 +75,8 @@ def with_facts(markdown: str, root: Path, name: str) -> str:
 def page_facts(here: Page, shown: list[Program], usual: Machine | None = None) -> list[str]:
     """Return the reading time, the number of programs, and the machines of their outputs.
 
-    An output from the `usual` machine has no note of its own, so the facts contain its versions.
+    An output from the `usual` machine has no note of its own, so the facts contain its
+    versions.
     """
     facts = [f"{max(1, round(reading_minutes(here)))} minutes"]
     if shown:
@@ -146,7 +147,8 @@ def with_counts(markdown: str, root: Path) -> str:
     def count(match: re.Match[str]) -> str:
         if match[1] not in numbers:
             raise BookError(
-                f"docs/index.md: there is no count {match[1]!r}: use one of {', '.join(numbers)}"
+                f"docs/index.md: there is no count {match[1]!r}: "
+                f"use one of {', '.join(numbers)}"
             )
         return f"{numbers[match[1]]:,}"
 

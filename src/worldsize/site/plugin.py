@@ -183,9 +183,7 @@ class BookPlugin(BasePlugin[BookConfig]):
         """Set `page.plain_markdown`, and store the content of the page in the cache."""
         if self.cache and self.cache.has_content(page):
             return
-        page.plain_markdown = llms_txt.plain_markdown(
-            self.markdown.lines, page, config, files
-        )
+        page.plain_markdown = llms_txt.plain_markdown(self.markdown.lines, page, config, files)
         if self.cache:
             self.cache.store_content(page)
 

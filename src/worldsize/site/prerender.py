@@ -2,9 +2,9 @@
 
 Two forms of every page are stored in `.cache/pages/`: the HTML that Markdown makes of its text
 (the content), and the HTML file that the theme makes of this content (the output). The name of
-a stored file is a digest of everything that the content or the output depends on. If most pages are missing, all
-processor cores render them first. A build also writes only those files of the site that differ
-from the files of the last build.
+a stored file is a digest of everything that the content or the output depends on. If the digest
+of the book has changed, all processor cores first render the missing pages. A build also writes
+only those files of the site that differ from the files of the last build.
 
 A page that causes a warning is not stored, so that the next build shows the warning again.
 
@@ -291,8 +291,8 @@ _WARNINGS = _WarningCounter(logging.WARNING)
 def embedded_inputs(root: Path, name: str) -> str:
     """Return a text that changes whenever a page that embeds the program `name` could change.
 
-    The text depends on `NAME.py`, `NAME.cpu.txt`, `NAME.svg` and similar files. Such a
-    page also lists the files that the program needs, so the text contains the names of these files.
+    The text depends on `NAME.py`, `NAME.cpu.txt`, `NAME.svg` and similar files. Such a page
+    also lists the files that the program needs, so the text contains the names of these files.
     """
     (folder, slash, stem), gpu = name.rpartition("/"), on_gpus(root)
     names = os.listdir(root / folder) if (root / folder).is_dir() else []

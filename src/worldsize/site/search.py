@@ -2,9 +2,9 @@
 
 `docs/assets/search.js` reads this file. It contains a row for each section of each page: the
 address, the title, the plain text, the weight, and the code of the programs. The code is a
-separate field, because a word in a program says less about its section than a word in a sentence
-or in an error message. The page of a lab contains the whole program, so only its comments, its
-strings and the names that it defines are stored.
+separate field, because a word in a program says less about its section than a word in a
+sentence or in an error message. The page of a lab contains the whole program, so only its
+comments, its strings and the names that it defines are stored.
 
 The theme loads `search/search_index.json` on every page. That file contains only the settings,
 so that only readers who search load the text.
@@ -77,7 +77,7 @@ def sections(content: str, title: str, url: str) -> list[Section]:
 def _weight(address: str, is_failure: bool) -> float:
     """Return the weight: more than 1 for an error, less than 1 for a section of POINTERS."""
     if not address or address.startswith("#"):
-        return 0.4  # the home page, because error messages also contain the words of the book's name
+        return 0.4  # the home page: error messages also contain the words of the book's name
     return 0.55 if POINTERS.match(address) else 1.2 if is_failure else 1
 
 

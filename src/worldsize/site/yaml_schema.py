@@ -99,7 +99,9 @@ def require_unique(names: Iterable[str]) -> None:
             raise SchemaError(f"{name}: occurs twice")
 
 
-def expand_directives(lines: list[str], directives: dict[str, Callable], root: Path) -> list[str]:
+def expand_directives(
+    lines: list[str], directives: dict[str, Callable], root: Path
+) -> list[str]:
     """Return the lines, with each line `<!-- word: a b -->` replaced.
 
     The replacement is the text of `directives[word](["a", "b"], root)`.
