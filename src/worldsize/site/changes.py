@@ -29,12 +29,12 @@ class Change(Schema):
 
 def _read(root: Path) -> list[Change]:
     """Return all changes, the newest first. Raise DataError if the file is wrong."""
-    every = yaml_schema.read(root, FILE, list[Change])
+    changes = yaml_schema.read(root, FILE, list[Change])
     with yaml_schema.locate_errors(FILE):
-        yaml_schema.require_unique(each.title for each in every)
-        if every != sorted(every, key=lambda each: each.date, reverse=True):
+        yaml_schema.require_unique(each.title for each in changes)
+        if changes != sorted(changes, key=lambda each: each.date, reverse=True):
             raise SchemaError("the entries must be in order, with the newest first")
-    return every
+    return changes
 
 
 def show(words: list[str], root: Path) -> str:

@@ -47,8 +47,8 @@ Machine = tuple[str, str, str]  # a device, a release of torch, a release of Pyt
 def usual_machine(page: Page, root: Path) -> Machine | None:
     """Return the machine on which most CPU outputs of a page were recorded.
 
-    Return None if no machine recorded at least two outputs, because the page then cannot save
-    repeated notes.
+    Return None if no machine recorded at least two outputs. A note below each output then names
+    its machine.
     """
     counts: Counter[Machine] = Counter()
     for embed in page.embeds:

@@ -124,7 +124,7 @@ def size_attributes(drawing: str) -> str:
 
 
 def with_sizes(html: str, page: Page, files: Files) -> str:
-    """Return the HTML, with the size of each figure, so that no text moves while it loads."""
+    """Return the HTML, with the size of each figure, so that no text moves while loading."""
 
     def sized(match: re.Match[str]) -> str:
         uri = urljoin(f"/{page.url}", match[1]).lstrip("/")

@@ -14,7 +14,7 @@ from worldsize.site.embeds import Machine, usual_machine
 # we read per minute?", Journal of Memory and Language 109).
 WORDS_PER_MINUTE = 238
 SECONDS_PER_CODE_LINE = 2
-LINES_PER_EMBED = 12  # the length of a program or an output that is assumed
+LINES_PER_EMBED = 12  # the assumed length of an embedded program or output
 
 
 def folded_lines(here: Page) -> set[int]:
@@ -51,8 +51,9 @@ def is_chapter(name: str) -> bool:
 def with_facts(markdown: str, root: Path, name: str) -> str:
     """Return the Markdown of a page with a line of facts below its title.
 
-    The facts of a chapter, and of a page with a usual machine, are those of `page_facts`. On
-    every page, a fact is also how many programs have no output from a GPU yet.
+    A chapter, or a page with a usual machine, shows the facts of `page_facts`. Every page also
+    shows how many of its programs have no output from a GPU yet. `name` is the path of the page
+    in the folder docs/. A page without facts does not change.
     """
     here = page.parse(markdown)
     own = [name] if name.startswith("labs/") else []
@@ -107,15 +108,15 @@ def missing_gpu_facts(shown: list[Program]) -> list[str]:
 
 def counts(root: Path) -> dict[str, int]:
     """Return the numbers that the home page shows, by their names."""
-    every = programs(root)
+    all_programs = programs(root)
     return {
         "programs": sum(
             program.name.startswith("snippets/") and "cpu" in program.devices
-            for program in every
+            for program in all_programs
         ),
-        "transcripts": sum(len(program.devices) for program in every),
-        "figures": sum(program.figure.exists() for program in every),
-        "labs": sum(bool(re.match(r"labs/lab\d\d_", program.name)) for program in every),
+        "transcripts": sum(len(program.devices) for program in all_programs),
+        "figures": sum(program.figure.exists() for program in all_programs),
+        "labs": sum(bool(re.match(r"labs/lab\d\d_", program.name)) for program in all_programs),
         "failures": sum(_failures(page.read(path)) for path in (root / "docs").glob("*.md")),
     }
 
