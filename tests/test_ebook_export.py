@@ -27,14 +27,14 @@ def chapter(site: ebook_export.Site) -> list[str]:
 
 @pytest.fixture(scope="module")
 def volume(site: ebook_export.Site, chapter: list[str], tmp_path_factory) -> Path:
-    to = tmp_path_factory.mktemp("bound") / "two"
-    ebook_export.bind(site, chapter, "Chapter 02", to)
+    to = tmp_path_factory.mktemp("ebook") / "two"
+    ebook_export.write_volume(site, chapter, "Chapter 02", to)
     return to
 
 
 def count(site: ebook_export.Site, chapter: list[str], pattern: str) -> int:
     """Return how often a pattern occurs in the prose of a chapter."""
-    pages = map(parse, map(site.plain, chapter))
+    pages = map(parse, map(site.markdown, chapter))
     prose = "\n".join(line for page in pages for _, line in page.prose())
     return len(re.findall(pattern, prose))
 

@@ -29,7 +29,7 @@ RUN = (
 @cache
 def all_notebooks() -> dict[str, nbformat.NotebookNode]:
     around = "What it does.", "https://book.example/", "https://github.com/a/b"
-    having = [each for each in programs(ROOT) if notebooks.place(each)]
+    having = [each for each in programs(ROOT) if notebooks.notebook_uri(each)]
     made = {each.name: notebooks.notebook(each, *around) for each in having}
     return {name: nbformat.from_dict(json.loads(text)) for name, text in made.items()}
 

@@ -543,7 +543,7 @@ def test_the_arithmetic_of_a_question_gives_its_answer(questions: dict[str, Ques
     ]
     assert len(computed) >= 5
     for question in computed:
-        number(question, question.computed())
+        number(question, question.expression_value())
 
 
 # ---- a program that says something else, and a file that is wrong
@@ -661,7 +661,7 @@ WRONG = {
         edited(
             ONE, kind="several", options=[each | {"right": True} for each in ONE["options"]]
         ),
-        "o: the options must contain right ones and wrong ones",
+        "o: there must be at least one right option and one wrong option",
     ),
     "an option twice": (edited(ONE, options=[*ONE["options"], ONE["options"][0]]), "occurs twice"),
     "an option without feedback": (
@@ -680,7 +680,7 @@ WRONG = {
         edited(NUMBER, wrong_values=[{"value": 1024, "feedback": "w"}]), "n: the wrong value 1024 counts as right",
     ),
     "another name for bytes": (
-        edited(NUMBER, other_units=["octets"]), "n: `other_units` is for units that are not bytes",
+        edited(NUMBER, other_units=["octets"]), "n: remove `other_units`: all units of bytes are accepted",
     ),
     "an expression with another value": (
         edited(NUMBER, expression="32 * 16"), "n: the answer is 1024, but `expression` gives 512",

@@ -26,13 +26,13 @@ def git(*words: str) -> str:
 
 
 def commands(commit: str, name: str) -> dict[str, Command]:
-    """Return the commands of a transcript in a commit, by their command lines."""
+    """Return the commands of a transcript in a commit, by the command line."""
     found = Transcript.parse(git("show", f"{commit}:{name}"), name).commands
     return {each.command_line: each for each in found}
 
 
 def changed(old: str, new: str) -> str:
-    """Return, as Markdown, a diff for each command of both commits whose output differs."""
+    """Return, as Markdown, a diff for each command whose output differs between the commits."""
     parts = []
     for name in git("diff", "--name-only", "--diff-filter=M", old, new).split("\n"):
         if not (name.startswith(FOLDERS) and name.endswith(".txt")):
