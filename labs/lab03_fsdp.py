@@ -294,7 +294,7 @@ def ring_bytes(name: str, args: Sequence) -> float:
     return 0.0
 
 
-def start() -> torch.device:
+def init_distributed() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
@@ -439,7 +439,7 @@ def smallest_stage(psi: int, n: int, limit: int, room: int) -> int | None:
 
 # %%
 if __name__ == "__main__":
-    device = start()
+    device = init_distributed()
     world = dist.get_world_size()
     PSI = sum(parameter.numel() for parameter in build_model().parameters())
     ROOM = 4 * PSI // 4  # bytes for activations, temporary tensors, and a few whole units

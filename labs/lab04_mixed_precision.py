@@ -240,7 +240,7 @@ FORMATS = {  # name: (dtype, integers of its width, exponent, mantissa, finite)
 }
 
 
-def start() -> torch.device:
+def init_distributed() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
@@ -256,7 +256,7 @@ def start() -> torch.device:
 
 # %%
 if __name__ == "__main__":
-    device = start()
+    device = init_distributed()
     world = dist.get_world_size()
 
     def check_formats() -> None:

@@ -276,7 +276,7 @@ def unknown_keys(config: dict) -> list[str]:
 
 
 # %%
-def start() -> torch.device:
+def init_distributed() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
@@ -1013,7 +1013,7 @@ def check_checkpoint(device: torch.device, folder: str) -> None:
 
 # %%
 def main() -> None:
-    device = start()
+    device = init_distributed()
     deepspeed.init_distributed()  # DeepSpeedConfig then reads N from the existing group
     folder = sys.argv[1] if len(sys.argv) > 1 else None
     if folder is not None and Path(folder, "stage2", "latest_universal").is_file():

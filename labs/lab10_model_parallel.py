@@ -361,7 +361,7 @@ class Grid:
         return self.stage == self.pp - 1
 
 
-def start() -> torch.device:
+def init_distributed() -> torch.device:
     """Join the process group. Return the accelerator of this rank, or the CPU."""
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
@@ -377,7 +377,7 @@ def start() -> torch.device:
 
 # %%
 if __name__ == "__main__":
-    device = start()
+    device = init_distributed()
     world = dist.get_world_size()
     # the number of shards or of stages in the steps that use only one kind of cut
     TP = PP = min(world, 4)

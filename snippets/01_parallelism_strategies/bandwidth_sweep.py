@@ -130,7 +130,7 @@ def with_unit(size: int) -> str:
     return f"{size} B"
 
 
-def start() -> torch.device:
+def init_distributed() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
@@ -152,7 +152,7 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=0.1, help="seconds for each line")
     parser.add_argument("--only", nargs="+", choices=FACTORS, default=list(FACTORS))
     args = parser.parse_args()
-    device = start()
+    device = init_distributed()
     n = dist.get_world_size()
     check_clock(device)
 

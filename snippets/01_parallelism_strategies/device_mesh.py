@@ -25,7 +25,7 @@ def describe(mesh: dist.DeviceMesh) -> str:
     )
 
 
-def start() -> torch.device:
+def init_distributed() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
@@ -42,7 +42,7 @@ def start() -> torch.device:
 def main() -> None:
     if int(os.environ.get("WORLD_SIZE", "0")) != 4:
         sys.exit("start this program with: torchrun --nproc-per-node=4 device_mesh.py")
-    device_type = start().type
+    device_type = init_distributed().type
     mesh = init_device_mesh(device_type, (2, 2), mesh_dim_names=("dp", "tp"))
 
     lines: list = [None] * dist.get_world_size()

@@ -49,7 +49,7 @@ def report(order: tuple[str, ...], device: str) -> None:
         print(f"  rank 6 is at {dict(zip(order, coordinates[6], strict=True))}")
 
 
-def start() -> torch.device:
+def init_distributed() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
@@ -66,7 +66,7 @@ def start() -> torch.device:
 def main() -> None:
     if os.environ.get("WORLD_SIZE") != "8":
         sys.exit("start this program with: torchrun --nproc-per-node=8 mesh.py")
-    device = start().type
+    device = init_distributed().type
     report(("dp", "pp", "tp"), device)
     report(("tp", "pp", "dp"), device)  # the wrong order
     dist.destroy_process_group()

@@ -20,7 +20,7 @@ import torch.distributed as dist
 Metrics = dict[str, tuple[float, float]]  # for each name the sum and the count of its tokens
 
 
-def start() -> torch.device:
+def init_distributed() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
@@ -84,7 +84,7 @@ def main() -> None:
     args = parser.parse_args()
     if int(os.environ.get("WORLD_SIZE", "0")) < 2:
         sys.exit("metric_keys.py needs 2 ranks or more, started by torchrun")
-    device = start()
+    device = init_distributed()
     rank, n = dist.get_rank(), dist.get_world_size()
 
     reduce = reduce_union if args.fix else reduce_my_names

@@ -61,7 +61,7 @@ def bytes_written() -> int | None:
     return int(counters.read_text().split("wchar:")[1].split()[0])
 
 
-def start() -> torch.device:
+def init_distributed() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
@@ -78,7 +78,7 @@ def start() -> torch.device:
 def main() -> None:
     if ELEMENTS % int(os.environ.get("WORLD_SIZE", "1")):
         sys.exit(f"the number of ranks must divide {ELEMENTS:,}")
-    device = start()
+    device = init_distributed()
     rank, n = dist.get_rank(), dist.get_world_size()
 
     numbers = torch.arange(ELEMENTS, dtype=torch.float32, device=device) % 1000

@@ -85,7 +85,7 @@ def show(name: str, before: torch.Tensor, after: torch.Tensor) -> None:
             print(f"  {word:14}", *(f"{cell:12}" for cell in cells[:-1]), cells[-1])
 
 
-def start() -> torch.device:
+def init_distributed() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
@@ -102,7 +102,7 @@ def start() -> torch.device:
 def main() -> None:
     if int(os.environ.get("WORLD_SIZE", "0")) != N:
         sys.exit("start this program with: torchrun --nproc-per-node=4 rooted_collectives.py")
-    device = start()
+    device = init_distributed()
     for operation in (send_and_recv, broadcast, scatter, gather, reduce):
         before = numbers(dist.get_rank(), device)
         if operation is gather:  # one chunk is enough

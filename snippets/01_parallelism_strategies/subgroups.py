@@ -28,7 +28,7 @@ def make_groups(layout: list[list[int]]) -> dist.ProcessGroup:
     return mine
 
 
-def start() -> torch.device:
+def init_distributed() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
@@ -45,7 +45,7 @@ def start() -> torch.device:
 def main() -> None:
     if int(os.environ.get("WORLD_SIZE", "0")) != SIDE**2:
         sys.exit("4 ranks make the 2 × 2 grid: torchrun --nproc-per-node=4 subgroups.py")
-    device = start()
+    device = init_distributed()
     rank = dist.get_rank()
     row, column = make_groups(ROWS), make_groups(COLUMNS)
 

@@ -84,7 +84,7 @@ def show(name: str, before: torch.Tensor, after: torch.Tensor) -> None:
             print(f"  {word:14}", *(f"{cell:12}" for cell in cells[:-1]), cells[-1])
 
 
-def start() -> torch.device:
+def init_distributed() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
@@ -101,7 +101,7 @@ def start() -> torch.device:
 def main() -> None:
     if int(os.environ.get("WORLD_SIZE", "0")) != N:
         sys.exit("this program needs: torchrun --nproc-per-node=4 symmetric_collectives.py")
-    device = start()
+    device = init_distributed()
     for operation in (all_gather, reduce_scatter, all_reduce, all_to_all, barrier):
         before = numbers(dist.get_rank(), device)
         if operation is all_gather:  # one chunk is enough

@@ -149,7 +149,7 @@ def bytes_written() -> int | None:
     return int(counters.read_text().split("wchar:")[1].split()[0])
 
 
-def start() -> torch.device:
+def init_distributed() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
@@ -166,7 +166,7 @@ def start() -> torch.device:
 def main() -> None:
     if 4 * H % int(os.environ.get("WORLD_SIZE", "1")):
         sys.exit(f"the number of ranks must divide {4 * H}, the hidden size of the MLP")
-    device = start()
+    device = init_distributed()
     rank, n = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
     w1, w2 = torch.randn(H, 4 * H) / H**0.5, torch.randn(4 * H, H) / (4 * H) ** 0.5

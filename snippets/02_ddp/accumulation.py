@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 MICRO_BATCHES, ROWS = 4, 8  # per rank and optimizer step
 
 
-def start() -> torch.device:
+def init_distributed() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
@@ -87,7 +87,7 @@ def counting_hook(
 
 
 def main() -> None:
-    device = start()
+    device = init_distributed()
     rank, n = dist.get_rank(), dist.get_world_size()
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(n * MICRO_BATCHES * ROWS, 16, generator=generator).to(device)

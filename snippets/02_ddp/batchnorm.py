@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 CHANNELS, STEPS = 6, 3
 
 
-def start() -> torch.device:
+def init_distributed() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
@@ -96,7 +96,7 @@ def train(model: nn.Module, batches: list, rows: int) -> torch.Tensor:
 
 
 def main() -> None:
-    device = start()
+    device = init_distributed()
     rank, n = dist.get_rank(), dist.get_world_size()
     report = print if rank == 0 else lambda *_: None
     generator = torch.Generator().manual_seed(1)

@@ -48,7 +48,7 @@ def bytes_written() -> int | None:
     return int(counters.read_text().split("wchar:")[1].split()[0])
 
 
-def start() -> torch.device:
+def init_distributed() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
@@ -63,7 +63,7 @@ def start() -> torch.device:
 
 
 def main() -> None:
-    device = start()
+    device = init_distributed()
     rank, n = dist.get_rank(), dist.get_world_size()
 
     model = nn.Sequential(*(nn.Linear(512, 512) for _ in range(16))).to(device)

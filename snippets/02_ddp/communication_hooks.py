@@ -30,7 +30,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 WIDTH, STEPS = 128, 40
 
 
-def start() -> torch.device:
+def init_distributed() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
@@ -140,7 +140,7 @@ def rounded_repeatedly(device: torch.device, size: int = 100_000) -> float:
 
 
 def main() -> None:
-    device = start()
+    device = init_distributed()
     report = print if dist.get_rank() == 0 else lambda *_: None
     initial = torch.cat([p.flatten() for p in make_model(device).parameters()]).detach()
 

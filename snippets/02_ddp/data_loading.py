@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 BATCH, READ_S, STEP_S, STALL_S = 8, 0.005, 0.03, 0.25
 
 
-def start() -> torch.device:
+def init_distributed() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
@@ -103,7 +103,7 @@ def measure(device: torch.device, epochs: int, steps: int, stall: bool, **option
 
 
 def main() -> None:
-    device = start()
+    device = init_distributed()
     report = print if dist.get_rank() == 0 else lambda *_: None
 
     load = BATCH * READ_S

@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 ROWS, STEPS = 48, 20
 
 
-def start() -> torch.device:
+def init_distributed() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
@@ -97,7 +97,7 @@ def describe(difference: torch.Tensor) -> str:
 def main() -> None:
     if ROWS % int(os.environ.get("WORLD_SIZE", "1")):
         sys.exit(f"the batch of {ROWS} rows must divide among the ranks")
-    device = start()
+    device = init_distributed()
     # Ask for deterministic kernels. An operation that has none, such as put_, then raises.
     torch.use_deterministic_algorithms(True)
     with suppress(RuntimeError):

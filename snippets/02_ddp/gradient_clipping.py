@@ -51,7 +51,7 @@ def clipped(gradient: torch.Tensor) -> torch.Tensor:
     return gradient * min(1.0, MAX_NORM / gradient.norm().item())
 
 
-def start() -> torch.device:
+def init_distributed() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
@@ -70,7 +70,7 @@ def main() -> int:
     parser.add_argument("--fix", action="store_true")
     args = parser.parse_args()
 
-    device = start()
+    device = init_distributed()
     rank, n = dist.get_rank(), dist.get_world_size()
 
     torch.manual_seed(0)

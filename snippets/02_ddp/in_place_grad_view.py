@@ -59,7 +59,7 @@ def one_process(model: nn.Linear, data: torch.Tensor) -> list[torch.Tensor]:
     return gradients
 
 
-def start() -> torch.device:
+def init_distributed() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
@@ -79,7 +79,7 @@ def main() -> int:
     parser.add_argument("--fix", action="store_true")
     args = parser.parse_args()
 
-    device = start()
+    device = init_distributed()
     rank, n = dist.get_rank(), dist.get_world_size()
 
     torch.manual_seed(0)

@@ -104,7 +104,7 @@ def drifted(model: nn.Module) -> list[str]:
     return names
 
 
-def start() -> torch.device:
+def init_distributed() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
@@ -125,7 +125,7 @@ def main() -> int:
     fixes.add_argument("--wrap-again", action="store_true")
     args = parser.parse_args()
 
-    device = start()
+    device = init_distributed()
     rank, n = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(2)
     data = torch.randn(n, STEPS, ROWS, 4, device=device)  # different data for each rank

@@ -21,7 +21,7 @@ VOCABULARY, HIDDEN, PADDING = 50, 16, -100
 LENGTHS = [30, 28, 25, 27, 9, 12, 14, 10, 20, 18, 15, 22]  # tokens per sequence: [12]
 
 
-def start() -> torch.device:
+def init_distributed() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
@@ -77,7 +77,7 @@ def mean_of_means(lengths: list[int], parts: int, device: torch.device) -> torch
 
 
 def main() -> None:
-    device = start()
+    device = init_distributed()
     rank, n = dist.get_rank(), dist.get_world_size()
     inputs, targets = make_batch(LENGTHS, device)
 

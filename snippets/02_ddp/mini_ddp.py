@@ -185,7 +185,7 @@ class Network(nn.Module):
         return self.spare(left + right) if self.use_spare else left + right
 
 
-def start() -> torch.device:
+def init_distributed() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
@@ -220,7 +220,7 @@ def train(model: nn.Module, rank: int, n: int, device: torch.device, accumulate:
 def main() -> int:
     if BATCH % (2 * int(os.environ.get("WORLD_SIZE", "1"))):
         sys.exit(f"twice the number of ranks must divide the batch of {BATCH}")
-    device = start()
+    device = init_distributed()
     rank, n = dist.get_rank(), dist.get_world_size()
 
     torch.manual_seed(rank)  # on purpose: every rank starts with different parameters

@@ -29,7 +29,7 @@ def build(seed: int) -> nn.Module:
     return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
 
 
-def start() -> torch.device:
+def init_distributed() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
@@ -45,7 +45,7 @@ def start() -> torch.device:
 
 def save(path: str, plain: bool) -> nn.Module:
     """Wrap a model, train it for one step, save it from rank 0, and return it."""
-    device = start()
+    device = init_distributed()
     ddp = DistributedDataParallel(build(seed=0).to(device))
     ddp(torch.ones(2, 4, device=device)).sum().backward()
     torch.optim.SGD(ddp.parameters(), lr=0.1).step()

@@ -26,7 +26,7 @@ WORDS, WIDTH, LENGTH, MICRO_BATCHES = 20, 8, 12, 2
 Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # inputs, targets, mask: [2, LENGTH]
 
 
-def start() -> torch.device:
+def init_distributed() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
@@ -115,7 +115,7 @@ def main() -> None:
     args = parser.parse_args()
     if int(os.environ.get("WORLD_SIZE", "0")) < 2:
         sys.exit("no_target_left.py needs 2 ranks or more, started by torchrun")
-    device = start()
+    device = init_distributed()
     rank, n = dist.get_rank(), dist.get_world_size()
 
     mean = part_of_all if args.fix else clamped_mean if args.clamp else mean_of_batch

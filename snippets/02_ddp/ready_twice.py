@@ -91,7 +91,7 @@ def one_process(model: Model, x: torch.Tensor, case: str) -> dict[str, torch.Ten
     return dict(zip(values, gradients, strict=True))
 
 
-def start() -> torch.device:
+def init_distributed() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
@@ -113,7 +113,7 @@ def main() -> int:
     parser.add_argument("--static-graph", action="store_true")
     args = parser.parse_args()
 
-    device = start()
+    device = init_distributed()
     rank, n = dist.get_rank(), dist.get_world_size()
 
     torch.manual_seed(0)

@@ -32,7 +32,7 @@ CHECKPOINT, NEVER_KILLED = Path("checkpoint.pt"), Path("never_killed.pt")
 PARTS = ("model", "optimizer", "scheduler", "random state", "place in the data", "buckets")
 
 
-def start() -> torch.device:
+def init_distributed() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
@@ -174,7 +174,7 @@ def main() -> None:
         state = torch.load(CHECKPOINT, map_location="cpu", weights_only=True)
         if state["world_size"] != int(os.environ.get("WORLD_SIZE", "1")):
             sys.exit(f"{CHECKPOINT} needs the {state['world_size']} ranks that wrote it")
-    device = start()
+    device = init_distributed()
     rank, n = dist.get_rank(), dist.get_world_size()
 
     def report(line: str) -> None:

@@ -38,7 +38,7 @@ class Stream(IterableDataset):
                 yield torch.tensor([shard, row])
 
 
-def start() -> torch.device:
+def init_distributed() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
@@ -94,7 +94,7 @@ def train_part(
 
 
 def main() -> None:
-    device = start()
+    device = init_distributed()
     n = dist.get_world_size()
     report = print if dist.get_rank() == 0 else lambda *_: None
     fewer = max(1, n - 1)

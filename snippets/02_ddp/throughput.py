@@ -116,7 +116,7 @@ class TorchDDP(Alone):
         )
 
 
-def start() -> torch.device:
+def init_distributed() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
@@ -148,7 +148,7 @@ def trainer(model: Alone, inputs: torch.Tensor) -> Callable[[], float]:
 
 
 def main() -> None:
-    device = start()
+    device = init_distributed()
     rank, n = dist.get_rank(), dist.get_world_size()
     torch.set_num_threads(1)
 

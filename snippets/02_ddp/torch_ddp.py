@@ -72,7 +72,7 @@ def describe_buckets(ddp: DistributedDataParallel) -> None:
         print(f"since then:     {int(size) / 1024:.1f} KiB with {named(indices)}")
 
 
-def start() -> torch.device:
+def init_distributed() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
@@ -104,7 +104,7 @@ def train(model: nn.Module, shard: slice, device: torch.device) -> list[torch.Te
 def main() -> None:
     if BATCH % int(os.environ.get("WORLD_SIZE", "1")):
         sys.exit(f"the number of ranks must divide the batch of {BATCH}")
-    device = start()
+    device = init_distributed()
     rank, n = dist.get_rank(), dist.get_world_size()
 
     torch.manual_seed(0)

@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 NODES, PER_NODE = 2, 2
 
 
-def start() -> torch.device:
+def init_distributed() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
@@ -83,7 +83,7 @@ def train(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> list[torch.Tens
 
 
 def main() -> None:
-    device = start()
+    device = init_distributed()
     rank, n = dist.get_rank(), dist.get_world_size()
 
     rows = [None] * n

@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 TIMEOUT = timedelta(seconds=3)  # the default is 30 minutes with gloo, 10 with NCCL
 
 
-def start() -> torch.device:
+def init_distributed() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
@@ -144,7 +144,7 @@ def with_join(device: torch.device) -> None:
 def main() -> None:
     if int(os.environ.get("WORLD_SIZE", "1")) > 5:
         sys.exit("rank r has 6 - r batches, so at most 5 ranks")
-    device = start()
+    device = init_distributed()
     if "--without-join" in sys.argv:
         without_join(device)
     else:

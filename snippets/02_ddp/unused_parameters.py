@@ -118,7 +118,7 @@ def cost(device: torch.device) -> None:
             print(f"{name:22}  ≈{1e3 * median:.1f} ms per step  ≈{ratio:.2f} × default")
 
 
-def start() -> torch.device:
+def init_distributed() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
@@ -140,7 +140,7 @@ def main() -> int:
     parser.add_argument("--cost", action="store_true")
     args = parser.parse_args()
 
-    device = start()
+    device = init_distributed()
 
     failed = False
     torch.manual_seed(dist.get_rank())

@@ -28,7 +28,7 @@ def bias_after_the_sum(x: torch.Tensor, rows: torch.Tensor, bias: torch.Tensor) 
     return term + bias
 
 
-def start() -> torch.device:
+def init_distributed() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
@@ -46,7 +46,7 @@ def start() -> torch.device:
 def main() -> None:
     if H % int(os.environ.get("WORLD_SIZE", "1")):
         sys.exit(f"the number of ranks must divide {H}")
-    device = start()
+    device = init_distributed()
     rank, t = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
     whole, x = nn.Linear(H, H).to(device), torch.randn(TOKENS, H).to(device)

@@ -105,7 +105,7 @@ def draw(by_order: dict[str, list[list[Tile]]], n: int) -> None:
     figure.savefig("causal_balance.svg", transparent=True, metadata={"Date": None})
 
 
-def start() -> torch.device:
+def init_distributed() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
@@ -122,7 +122,7 @@ def start() -> torch.device:
 def main() -> None:
     if S % (2 * int(os.environ.get("WORLD_SIZE", "1"))):
         sys.exit(f"twice the number of ranks must divide {S} tokens")
-    device = start()
+    device = init_distributed()
     rank, n = dist.get_rank(), dist.get_world_size()
 
     torch.manual_seed(0)

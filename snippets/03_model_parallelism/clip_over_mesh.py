@@ -55,7 +55,7 @@ def norm_over_mesh(model: nn.Module, group: dist.ProcessGroup) -> torch.Tensor:
     return (cut + copied).sqrt()
 
 
-def start() -> torch.device:
+def init_distributed() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
@@ -75,7 +75,7 @@ def main() -> int:
     args = parser.parse_args()
     if (4 * H) % int(os.environ.get("WORLD_SIZE", "1")):
         sys.exit(f"the number of ranks must divide {4 * H}")
-    device = start()
+    device = init_distributed()
     rank, n = dist.get_rank(), dist.get_world_size()
     mesh = init_device_mesh(device.type, (n,), mesh_dim_names=("tp",))
 

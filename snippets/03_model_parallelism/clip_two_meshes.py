@@ -55,7 +55,7 @@ def clip_by_mesh(parameters: Iterable[nn.Parameter], max_norm: float) -> torch.T
     return total
 
 
-def start() -> torch.device:
+def init_distributed() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
@@ -76,7 +76,7 @@ def main() -> int:
     args = parser.parse_args()
     if os.environ.get("WORLD_SIZE") != "4":
         sys.exit("a 2 × 2 mesh: torchrun --nproc-per-node=4 clip_two_meshes.py")
-    device = start()
+    device = init_distributed()
     show = print if dist.get_rank() == 0 else lambda *_, **__: None
     world = init_device_mesh(device.type, (4,), mesh_dim_names=("world",))
     mesh = init_device_mesh(device.type, (2, 2), mesh_dim_names=("dp", "ep"))

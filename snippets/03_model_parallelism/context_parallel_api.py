@@ -55,7 +55,7 @@ def gathered_attention(q, k, v, positions, group) -> torch.Tensor:
     return plain_attention(q, k, v, attn_mask=allowed)
 
 
-def start() -> torch.device:
+def init_distributed() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
@@ -75,7 +75,7 @@ def main() -> int:
     args = parser.parse_args()
     if S % (2 * int(os.environ.get("WORLD_SIZE", "1"))):
         sys.exit(f"twice the number of ranks must divide {S} tokens")
-    device = start()
+    device = init_distributed()
     rank, n = dist.get_rank(), dist.get_world_size()
     mesh = init_device_mesh(device.type, (n,), mesh_dim_names=("cp",))
 

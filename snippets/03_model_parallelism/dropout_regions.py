@@ -44,7 +44,7 @@ def gather(tensor: torch.Tensor) -> torch.Tensor:
     return torch.stack(parts)  # [t, ...]
 
 
-def start() -> torch.device:
+def init_distributed() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
@@ -59,7 +59,7 @@ def start() -> torch.device:
 
 
 def main() -> None:
-    device = start()
+    device = init_distributed()
     rank, t = dist.get_rank(), dist.get_world_size()
     for choose in (same_seed, seed_per_rank, regions):
         generators = choose(rank, device)

@@ -72,7 +72,7 @@ def products(x: torch.Tensor, w: torch.Tensor, mesh: DeviceMesh) -> list[str]:
     return lines
 
 
-def start() -> torch.device:
+def init_distributed() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
@@ -89,7 +89,7 @@ def start() -> torch.device:
 def main() -> None:
     if N % int(os.environ.get("WORLD_SIZE", "1")):
         sys.exit(f"the number of ranks must divide {N}")
-    device = start()
+    device = init_distributed()
     mesh = init_device_mesh(device.type, (dist.get_world_size(),), mesh_dim_names=("tp",))
     torch.manual_seed(0)
     x, w = torch.randn(2, N, N).to(device)

@@ -86,7 +86,7 @@ def expert_parallel(router, local_experts, x: torch.Tensor) -> torch.Tensor:
     return torch.zeros_like(x).index_add(0, order // K, weighted)
 
 
-def start() -> torch.device:
+def init_distributed() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
@@ -104,7 +104,7 @@ def main() -> None:
     global sent
     if EXPERTS % int(os.environ.get("WORLD_SIZE", "1")):
         sys.exit(f"the number of ranks must divide {EXPERTS} experts")
-    device = start()
+    device = init_distributed()
     rank, n = dist.get_rank(), dist.get_world_size()
 
     # the same on every rank: the reference needs all of it, a rank needs a part

@@ -138,7 +138,7 @@ class Bytes(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def start() -> torch.device:
+def init_distributed() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
@@ -155,7 +155,7 @@ def start() -> torch.device:
 def main() -> None:
     if int(os.environ.get("WORLD_SIZE", "0")) != 4:
         sys.exit("a 2 × 2 mesh: torchrun --nproc-per-node=4 expert_parallel_api.py")
-    device = start()
+    device = init_distributed()
     rank = dist.get_rank()
     everyone = init_device_mesh(device.type, (4,), mesh_dim_names=("world",))
     mesh = init_device_mesh(device.type, (2, 2), mesh_dim_names=("dp", "ep"))

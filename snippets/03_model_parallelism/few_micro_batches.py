@@ -22,7 +22,7 @@ from torch.nn.functional import mse_loss
 BATCH, HIDDEN = 8, 16
 
 
-def start() -> torch.device:
+def init_distributed() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
@@ -43,7 +43,7 @@ def main() -> int:
     args = parser.parse_args()
     if os.environ.get("WORLD_SIZE") != "2":
         sys.exit("start with 2 ranks: torchrun --nproc-per-node=2 few_micro_batches.py")
-    device = start()
+    device = init_distributed()
     rank, p = dist.get_rank(), dist.get_world_size()
 
     torch.manual_seed(0)

@@ -43,7 +43,7 @@ def attend(mesh, qkv, mask, balancer) -> tuple[torch.Tensor, int]:
     return whole, int(rows.kv_num_blocks.sum() + rows.full_kv_num_blocks.sum())
 
 
-def start() -> torch.device:
+def init_distributed() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
@@ -61,7 +61,7 @@ def main() -> None:
     world = int(os.environ.get("WORLD_SIZE", "1"))
     if S % (256 * world):
         sys.exit(f"blocks of 128 tokens: 256 times the number of ranks must divide {S}")
-    device = start()
+    device = init_distributed()
     mesh = init_device_mesh(device.type, (world,), mesh_dim_names=("cp",))
     torch.manual_seed(0)
     qkv = [torch.randn(1, 1, S, D, device=device) for _ in range(3)]

@@ -33,7 +33,7 @@ def attend(x: torch.Tensor, qkv: torch.Tensor, out: torch.Tensor) -> torch.Tenso
     return F.linear(mixed.transpose(1, 2).flatten(2), out)
 
 
-def start() -> torch.device:
+def init_distributed() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
@@ -50,7 +50,7 @@ def start() -> torch.device:
 def main() -> None:
     if HEADS % int(os.environ.get("WORLD_SIZE", "1")):
         sys.exit(f"the number of ranks must divide the {HEADS} heads")
-    device = start()
+    device = init_distributed()
     rank, t = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
     x = torch.randn(B, S, H).to(device)

@@ -67,7 +67,7 @@ def gpipe_step(
     return total, peak
 
 
-def start() -> torch.device:
+def init_distributed() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
@@ -84,7 +84,7 @@ def start() -> torch.device:
 def main() -> None:
     if LAYERS % int(os.environ.get("WORLD_SIZE", "1")):
         sys.exit(f"the number of ranks must divide {LAYERS} layers")
-    device = start()
+    device = init_distributed()
     rank, p = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)  # the same model and batch on every rank
     layers = [nn.Sequential(nn.Linear(HIDDEN, HIDDEN), nn.Tanh()) for _ in range(LAYERS)]

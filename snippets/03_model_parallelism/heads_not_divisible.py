@@ -32,7 +32,7 @@ def split_after_a_check(q: torch.Tensor, heads: int) -> torch.Tensor:
     return q.view(B, S, heads // t, HEAD)
 
 
-def start() -> torch.device:
+def init_distributed() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
@@ -47,7 +47,7 @@ def start() -> torch.device:
 
 
 def main() -> int:
-    device = start()
+    device = init_distributed()
     rank, t = dist.get_rank(), dist.get_world_size()
     status = 0
     for heads in (8, 6):

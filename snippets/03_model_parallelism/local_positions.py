@@ -43,7 +43,7 @@ def attend(q, k, v, of_rotation: torch.Tensor, of_mask: torch.Tensor) -> torch.T
     return F.scaled_dot_product_attention(q, k, v, attn_mask=allowed)
 
 
-def start() -> torch.device:
+def init_distributed() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
@@ -63,7 +63,7 @@ def main() -> int:
     args = parser.parse_args()
     if S % int(os.environ.get("WORLD_SIZE", "1")):
         sys.exit(f"the number of ranks must divide {S} tokens")
-    device = start()
+    device = init_distributed()
     rank, n = dist.get_rank(), dist.get_world_size()
 
     torch.manual_seed(0)

@@ -78,7 +78,7 @@ def train(device: torch.device, with_f: bool) -> tuple[list[float], float, float
     return losses, error, spread(norm.weight.detach())
 
 
-def start() -> torch.device:
+def init_distributed() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
@@ -95,7 +95,7 @@ def start() -> torch.device:
 def main() -> None:
     if 4 * H % int(os.environ.get("WORLD_SIZE", "1")):
         sys.exit(f"the number of ranks must divide {4 * H}")
-    device = start()
+    device = init_distributed()
     for with_f in (False, True):
         losses, error, apart = train(device, with_f)
         if dist.get_rank() == 0:

@@ -65,7 +65,7 @@ def train(device: torch.device, summed: bool) -> tuple[float, float, float]:
     return first, last, spread(norm.weight.detach())
 
 
-def start() -> torch.device:
+def init_distributed() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
@@ -82,7 +82,7 @@ def start() -> torch.device:
 def main() -> None:
     if TOKENS % int(os.environ.get("WORLD_SIZE", "1")):
         sys.exit(f"the number of ranks must divide the {TOKENS} tokens")
-    device = start()
+    device = init_distributed()
     for summed in (False, True):
         first, last, apart = train(device, summed)
         if dist.get_rank() == 0:

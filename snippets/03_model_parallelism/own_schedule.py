@@ -174,7 +174,7 @@ def train_step(
     return [stage.submod for stage in stages], loss
 
 
-def start() -> torch.device:
+def init_distributed() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
@@ -194,7 +194,7 @@ def main() -> None:
     few = torch.accelerator.device_count() < int(os.environ["LOCAL_WORLD_SIZE"])
     if torch.__version__.startswith("2.11.") and few:
         sys.exit("torch 2.11 has a rank send to itself where its two stages meet: gloo cannot")
-    device = start()
+    device = init_distributed()
     rank, p = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)  # the same model and batch on every rank
     whole = nn.Sequential(*(Layer() for _ in range(LAYERS))).to(device)

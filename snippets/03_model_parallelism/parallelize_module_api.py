@@ -144,7 +144,7 @@ def check(model: Transformer, alone: Transformer) -> None:
         torch.testing.assert_close(gradient, truth.grad, rtol=1e-4, atol=1e-5)
 
 
-def start() -> torch.device:
+def init_distributed() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
@@ -161,7 +161,7 @@ def start() -> torch.device:
 def main() -> None:
     if HEADS % int(os.environ.get("WORLD_SIZE", "1")):
         sys.exit(f"the number of ranks must divide the {HEADS} heads")
-    device = start()
+    device = init_distributed()
     mesh = init_device_mesh(device.type, (dist.get_world_size(),), mesh_dim_names=("tp",))
     torch.manual_seed(0)
     alone = Transformer().to(device)

@@ -54,7 +54,7 @@ def train_step(
     return [stage.submod for stage in stages], loss
 
 
-def start() -> torch.device:
+def init_distributed() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
@@ -71,7 +71,7 @@ def start() -> torch.device:
 def main() -> None:
     if os.environ.get("WORLD_SIZE") not in {"2", "4"}:
         sys.exit("start with 2 or 4 ranks: torchrun --nproc-per-node=2 pipelining_api.py")
-    device = start()
+    device = init_distributed()
     rank, p = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)  # the same model and batch on every rank
     layers = [nn.Sequential(nn.Linear(HIDDEN, HIDDEN), nn.Tanh()) for _ in range(LAYERS)]

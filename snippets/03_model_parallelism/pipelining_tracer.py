@@ -33,7 +33,7 @@ class Net(nn.Module):
         return self.head(x)  # [b, h] -> [b, words]
 
 
-def start() -> torch.device:
+def init_distributed() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
@@ -50,7 +50,7 @@ def start() -> torch.device:
 def main() -> None:
     if os.environ.get("WORLD_SIZE") != "2":
         sys.exit("start with 2 ranks: torchrun --nproc-per-node=2 pipelining_tracer.py")
-    device = start()
+    device = init_distributed()
     rank = dist.get_rank()
 
     torch.manual_seed(0)  # the same model and batch on every rank

@@ -191,7 +191,7 @@ def errors_in_bf16(group: dist.ProcessGroup, device: torch.device) -> None:
     assert (ring < 2 * whole).all(), (ring, whole)
 
 
-def start() -> torch.device:
+def init_distributed() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
@@ -209,7 +209,7 @@ def main() -> None:
     world = int(os.environ.get("WORLD_SIZE", "1"))
     if S % math.lcm(*range(1, world + 1)):
         sys.exit(f"{S} tokens cannot be cut for every number of ranks up to {world}")
-    device = start()
+    device = init_distributed()
     groups = [dist.new_group(list(range(n))) for n in range(1, world + 1)]
     if dist.get_rank() == 0:
         size = 4 * B * S * HEADS * D / KIB

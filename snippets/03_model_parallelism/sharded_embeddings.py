@@ -189,7 +189,7 @@ def formulas(n: int, mlp: int) -> dict[str, tuple[float, float, float]]:
     }
 
 
-def start() -> torch.device:
+def init_distributed() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
@@ -206,7 +206,7 @@ def start() -> torch.device:
 def main() -> None:
     if D % int(os.environ.get("WORLD_SIZE", "1")):
         sys.exit(f"the number of ranks must divide {D} columns")
-    device = start()
+    device = init_distributed()
     rank, n = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
     table = torch.randn(V, D)

@@ -52,7 +52,7 @@ def average_gradients(model: nn.Module, group: dist.ProcessGroup) -> None:
         gradient.copy_(part.view_as(gradient))
 
 
-def start() -> torch.device:
+def init_distributed() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
@@ -69,7 +69,7 @@ def start() -> torch.device:
 def main() -> None:
     if int(os.environ.get("WORLD_SIZE", "0")) != DP * PP * TP:
         sys.exit("DP 2 × PP 2 × TP 2: torchrun --nproc-per-node=8 three_dimensions.py")
-    device = start()
+    device = init_distributed()
     mesh = init_device_mesh(device.type, (DP, PP, TP), mesh_dim_names=("dp", "pp", "tp"))
     dp, pp, tp = (mesh[name].get_local_rank() for name in ("dp", "pp", "tp"))
 

@@ -46,7 +46,7 @@ def check_same(x: torch.Tensor, mesh: DeviceMesh) -> None:
         raise ValueError(f"tensor-parallel ranks {ranks} have different batches")
 
 
-def start() -> torch.device:
+def init_distributed() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
@@ -66,7 +66,7 @@ def main() -> int:
     args = parser.parse_args()
     if int(os.environ.get("WORLD_SIZE", "0")) != 4:
         sys.exit("a 2 × 2 mesh: torchrun --nproc-per-node=4 tp_group_data.py")
-    device = start()
+    device = init_distributed()
     rank, n = dist.get_rank(), dist.get_world_size()
     mesh = init_device_mesh(device.type, (2, 2), mesh_dim_names=("dp", "tp"))
 

@@ -70,7 +70,7 @@ def train(model: nn.Module, batches: list[torch.Tensor], shard: slice) -> list[t
     return losses
 
 
-def start() -> torch.device:
+def init_distributed() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
@@ -87,7 +87,7 @@ def start() -> torch.device:
 def main() -> None:
     if int(os.environ.get("WORLD_SIZE", "0")) != 4:
         sys.exit("a 2 × 2 mesh: torchrun --nproc-per-node=4 two_dimensions.py")
-    device = start()
+    device = init_distributed()
     mesh = init_device_mesh(device.type, (2, 2), mesh_dim_names=("dp", "tp"))
 
     torch.manual_seed(0)

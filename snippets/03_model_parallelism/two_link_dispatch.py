@@ -90,7 +90,7 @@ def two_links(x, gates, experts, rail, node) -> torch.Tensor:
     return network.home(nvlink.home(mixture(own, experts, rows)))
 
 
-def start() -> torch.device:
+def init_distributed() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
@@ -118,7 +118,7 @@ def main() -> None:
     n = int(os.environ.get("WORLD_SIZE", "0"))
     if n not in (2, 4):
         sys.exit("nodes of two ranks: torchrun --nproc-per-node=4 two_link_dispatch.py")
-    device = start()
+    device = init_distributed()
     rank, nodes = dist.get_rank(), n // NODE
     node = dist.new_subgroups(NODE)[0]  # ranks 2i and 2i + 1
     rail = [dist.new_group(list(range(i, n, NODE))) for i in range(NODE)][rank % NODE]

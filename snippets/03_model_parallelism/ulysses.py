@@ -54,7 +54,7 @@ def ulysses_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torc
     return AllToAll.apply(out, 2, 1)  # and back
 
 
-def start() -> torch.device:
+def init_distributed() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
@@ -73,7 +73,7 @@ def main() -> None:
     n = int(os.environ.get("WORLD_SIZE", "1"))
     if HEADS % n or S % n:
         sys.exit(f"the number of ranks must divide {HEADS} heads and {S} tokens")
-    device = start()
+    device = init_distributed()
     rank = dist.get_rank()
 
     torch.manual_seed(0)

@@ -138,7 +138,7 @@ def two_level_attention(q, k, v, mesh) -> torch.Tensor:
     return Exchange.apply(RingAttention.apply(q, k, v, ring), 2, 1, ulysses)
 
 
-def start() -> torch.device:
+def init_distributed() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
@@ -157,7 +157,7 @@ def main() -> None:
     n = int(os.environ.get("WORLD_SIZE", "1"))
     if HEADS % n or S % n:
         sys.exit(f"the number of ranks must divide {HEADS} heads and {S} tokens")
-    device = start()
+    device = init_distributed()
     rank = dist.get_rank()
     torch.manual_seed(0)
     whole = [torch.randn(B, HEADS, S, D, device=device, requires_grad=True) for _ in range(3)]

@@ -74,7 +74,7 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     optimizer.zero_grad()
 
 
-def start() -> torch.device:
+def init_distributed() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
@@ -94,7 +94,7 @@ def files(folder: str) -> int:
 
 
 def main() -> None:
-    device = start()
+    device = init_distributed()
     show = print if dist.get_rank() == 0 else lambda *_: None
     model, optimizer = build(0, device)
     for _ in range(2):

@@ -34,7 +34,7 @@ class Model(nn.Module):
         return self.embed(x)
 
 
-def start() -> torch.device:
+def init_distributed() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
@@ -49,7 +49,7 @@ def start() -> torch.device:
 
 
 def main() -> int:
-    device = start()
+    device = init_distributed()
     rank, mesh = dist.get_rank(), init_device_mesh(device.type, (dist.get_world_size(),))
     torch.manual_seed(0)
     model, inputs = Model().to(device), torch.ones(4, H, device=device)

@@ -103,7 +103,7 @@ def whole(model: nn.Module) -> list[torch.Tensor]:
     return [parameter.full_tensor().detach().cpu() for parameter in model.parameters()]
 
 
-def start() -> torch.device:
+def init_distributed() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
@@ -124,7 +124,7 @@ def main() -> None:
         sys.exit("there is no checkpoint here: run it with `save` first")
     if BATCH % int(os.environ.get("WORLD_SIZE", "1")):
         sys.exit(f"the number of ranks must divide the batch of {BATCH}")
-    device = start()
+    device = init_distributed()
     rank, n = dist.get_rank(), dist.get_world_size()
     model, optimizer = build(seed=0 if sys.argv[1] == "save" else 99, device=device)
     rest = range(SAVED_AT, LAST)

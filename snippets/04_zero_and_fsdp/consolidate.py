@@ -33,7 +33,7 @@ class Net(nn.Module):
         return self.down(torch.relu(self.up(x)))
 
 
-def start() -> torch.device:
+def init_distributed() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
@@ -48,7 +48,7 @@ def start() -> torch.device:
 
 
 def main() -> None:
-    device = start()
+    device = init_distributed()
     rank, n = dist.get_rank(), dist.get_world_size()
     mesh = init_device_mesh(device.type, (n,))
     torch.manual_seed(0)

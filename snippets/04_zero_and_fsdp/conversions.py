@@ -51,7 +51,7 @@ def sharded(kind: str, seed: int, device: torch.device) -> tuple[nn.Module, torc
     return model, torch.optim.AdamW(model.parameters(), lr=0.01)
 
 
-def start() -> torch.device:
+def init_distributed() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
@@ -123,7 +123,7 @@ def main() -> None:
         sys.exit("say what to do: conversions.py save, then conversions.py load")
     if int(os.environ.get("WORLD_SIZE", "1")) < 2:
         sys.exit("at least 2 ranks: FSDP1 on one does not shard")
-    device = start()
+    device = init_distributed()
     rank, n = dist.get_rank(), dist.get_world_size()
     for kind in ("FSDP1", "FSDP2"):
         if sys.argv[1] == "save":

@@ -31,7 +31,7 @@ from torch.distributed.tensor import DTensor
 logging.disable(logging.WARNING)  # DeepSpeed logs to stdout, with the date
 warnings.simplefilter("ignore")
 if torch.accelerator.device_count() < int(os.environ.get("LOCAL_WORLD_SIZE", "1")):
-    os.environ["DS_ACCELERATOR"] = "cpu"  # as start() does; DeepSpeed asks when imported
+    os.environ["DS_ACCELERATOR"] = "cpu"  # like init_distributed(), before the import
 
 try:
     import deepspeed
@@ -140,7 +140,7 @@ def safetensors_into_fsdp2(device: torch.device) -> nn.Module:
 # --8<-- [end:load]
 
 
-def start() -> torch.device:
+def init_distributed() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
@@ -162,7 +162,7 @@ def main() -> None:
     converted = Path("checkpoint/universal").exists() and Path("hub").exists()
     if sys.argv[1] == "load" and not converted:
         sys.exit("there is nothing to load here: save, and convert, as in the transcript")
-    device = start()
+    device = init_distributed()
     n = dist.get_world_size()
     show = print if dist.get_rank() == 0 else lambda *_: None
     losses, parameters = one_process(device)

@@ -24,7 +24,7 @@ from torch import nn
 logging.disable(logging.WARNING)  # DeepSpeed logs to stdout, with the date
 warnings.simplefilter("ignore")
 if torch.accelerator.device_count() < int(os.environ.get("LOCAL_WORLD_SIZE", "1")):
-    os.environ["DS_ACCELERATOR"] = "cpu"  # as start() does; DeepSpeed asks when imported
+    os.environ["DS_ACCELERATOR"] = "cpu"  # like init_distributed(), before the import
 
 try:
     import deepspeed
@@ -74,7 +74,7 @@ def train(
     return losses, offloads
 
 
-def start() -> torch.device:
+def init_distributed() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
@@ -89,7 +89,7 @@ def start() -> torch.device:
 
 
 def main() -> None:
-    device = start()
+    device = init_distributed()
     show = print if dist.get_rank() == 0 else lambda *_: None
     pinned = device.type != "cpu"  # pinned memory is for copies to a GPU
     host = {"device": "cpu", "pin_memory": pinned}

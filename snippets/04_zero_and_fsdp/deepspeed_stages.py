@@ -43,7 +43,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 logging.disable(logging.WARNING)  # DeepSpeed logs to stdout, with the date
 warnings.simplefilter("ignore")
 if torch.accelerator.device_count() < int(os.environ.get("LOCAL_WORLD_SIZE", "1")):
-    os.environ["DS_ACCELERATOR"] = "cpu"  # as start() does; DeepSpeed asks when imported
+    os.environ["DS_ACCELERATOR"] = "cpu"  # like init_distributed(), before the import
 
 try:
     import deepspeed
@@ -238,7 +238,7 @@ def plain(
     return losses, kept / PSI, sent / PSI
 
 
-def start() -> torch.device:
+def init_distributed() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
@@ -257,7 +257,7 @@ def main() -> None:
         sys.exit(
             "start this with 1, 2 or 4 ranks: others cut layers, and the count is not even"
         )
-    device = start()
+    device = init_distributed()
     n = dist.get_world_size()
     ring = (n - 1) / n
     truth, *counts = plain(device, shard=False, expected=16.0)

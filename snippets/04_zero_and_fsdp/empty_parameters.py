@@ -22,7 +22,7 @@ from torch import nn
 logging.disable(logging.WARNING)  # DeepSpeed logs to stdout, with the date
 warnings.simplefilter("ignore")
 if torch.accelerator.device_count() < int(os.environ.get("LOCAL_WORLD_SIZE", "1")):
-    os.environ["DS_ACCELERATOR"] = "cpu"  # as start() does; DeepSpeed asks when imported
+    os.environ["DS_ACCELERATOR"] = "cpu"  # like init_distributed(), before the import
 
 try:
     import deepspeed
@@ -38,7 +38,7 @@ CONFIG = {
 }
 
 
-def start() -> torch.device:
+def init_distributed() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
@@ -53,7 +53,7 @@ def start() -> torch.device:
 
 
 def main() -> None:
-    device = start()
+    device = init_distributed()
     show = print if dist.get_rank() == 0 else lambda *_: None
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 8)).to(device)

@@ -23,7 +23,7 @@ from torch import nn
 logging.disable(logging.WARNING)  # DeepSpeed logs to stdout, with the date
 warnings.simplefilter("ignore")
 if torch.accelerator.device_count() < int(os.environ.get("LOCAL_WORLD_SIZE", "1")):
-    os.environ["DS_ACCELERATOR"] = "cpu"  # as start() does; DeepSpeed asks when imported
+    os.environ["DS_ACCELERATOR"] = "cpu"  # like init_distributed(), before the import
 
 try:
     import deepspeed
@@ -77,7 +77,7 @@ def first_update(way: str, stage: int, device: torch.device) -> float | str:
     return factor
 
 
-def start() -> torch.device:
+def init_distributed() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
@@ -94,7 +94,7 @@ def start() -> torch.device:
 def main() -> None:
     if BATCH % (PARTS * int(os.environ.get("WORLD_SIZE", "1"))):
         sys.exit(f"twice the number of ranks must divide the batch of {BATCH}")
-    device = start()
+    device = init_distributed()
     cases = (  # how backward is called, the stage, the factor; None means an error
         ("loss.backward()", 0, None),
         ("loss.backward()", 1, 1),

@@ -92,7 +92,7 @@ def train(model: nn.Module, inputs: torch.Tensor) -> tuple[float, CountCalls]:
     return losses[-1], count
 
 
-def start() -> torch.device:
+def init_distributed() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
@@ -109,7 +109,7 @@ def start() -> torch.device:
 def main() -> None:
     if os.environ.get("WORLD_SIZE") != "4":
         sys.exit("fsdp1_strategies.py needs 4 ranks: torchrun --nproc-per-node=4")
-    device = start()
+    device = init_distributed()
     rank = dist.get_rank()
     torch.manual_seed(0)
     alone = nn.Sequential(*(Block() for _ in range(LAYERS))).to(device)

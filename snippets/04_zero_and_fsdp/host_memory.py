@@ -97,7 +97,7 @@ def shards_from_dcp() -> nn.Module:
 # --8<-- [end:ways]
 
 
-def start() -> torch.device:
+def init_distributed() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
@@ -152,7 +152,7 @@ def main() -> None:
     if not Path("/proc/self/smaps_rollup").exists():
         sys.exit("this program reads /proc/self/smaps_rollup, which only Linux has")
     ctypes.CDLL(None).mallopt(-3, 1 << 20)  # M_MMAP_THRESHOLD: freed memory is returned
-    start()
+    init_distributed()
     rank, n = dist.get_rank(), dist.get_world_size()
     whole = {f"{layer}.weight": truth(layer) for layer in range(LAYERS)}
     dcp.save(whole, checkpoint_id="model.dcp")

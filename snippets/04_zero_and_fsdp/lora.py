@@ -167,7 +167,7 @@ def bytes_on_rank(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[in
     return [sum(local(x).nbytes for x in group) for group in tensors]
 
 
-def start() -> torch.device:
+def init_distributed() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
@@ -186,7 +186,7 @@ def main() -> None:
         sys.exit(f"for even shards the number of ranks must divide {R}, the rows of A")
     if torch.__version__ < "2.12":
         sys.exit("fully_shard takes parameters of bytes since torch 2.12, and this is older")
-    device = start()
+    device = init_distributed()
     rank, n = dist.get_rank(), dist.get_world_size()
     mesh = init_device_mesh(device.type, (n,))
     torch.manual_seed(2)

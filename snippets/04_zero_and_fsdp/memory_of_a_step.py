@@ -169,7 +169,7 @@ def draw(results: dict[str, dict[str, list[int]]], psi: int, n: int) -> None:
     figure.savefig("memory_of_a_step.svg", transparent=True, metadata={"Date": None})
 
 
-def start() -> torch.device:
+def init_distributed() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
@@ -186,7 +186,7 @@ def start() -> torch.device:
 def main() -> None:
     if BATCH % int(os.environ.get("WORLD_SIZE", "1")):
         sys.exit(f"the number of ranks must divide the batch of {BATCH}")
-    device = start()
+    device = init_distributed()
     rank, n = dist.get_rank(), dist.get_world_size()
     psi = LAYERS * (8 * H * H + 5 * H)
     results, norms = {}, []

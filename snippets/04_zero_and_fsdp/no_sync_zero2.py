@@ -30,7 +30,7 @@ from torch import nn
 logging.disable(logging.WARNING)  # DeepSpeed logs to stdout, with the date
 warnings.simplefilter("ignore")
 if torch.accelerator.device_count() < int(os.environ.get("LOCAL_WORLD_SIZE", "1")):
-    os.environ["DS_ACCELERATOR"] = "cpu"  # as in start(); DeepSpeed reads it when imported
+    os.environ["DS_ACCELERATOR"] = "cpu"  # like init_distributed(), before the import
 
 try:
     import deepspeed
@@ -97,7 +97,7 @@ def first_update(way: Way, stage: int, steps: int, device: torch.device) -> str:
     return "the same step as one process"
 
 
-def start() -> torch.device:
+def init_distributed() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
@@ -114,7 +114,7 @@ def start() -> torch.device:
 def main() -> None:
     if BATCH % (PARTS * int(os.environ.get("WORLD_SIZE", "1"))):
         sys.exit(f"three times the number of ranks must divide the batch of {BATCH}")
-    device = start()
+    device = init_distributed()
     cases = (
         (with_no_sync, 2, PARTS),
         (with_no_sync, 3, PARTS),

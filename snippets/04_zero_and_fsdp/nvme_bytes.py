@@ -23,7 +23,7 @@ from torch import nn
 logging.disable(logging.WARNING)  # DeepSpeed logs to stdout, with the date
 warnings.simplefilter("ignore")
 if torch.accelerator.device_count() < int(os.environ.get("LOCAL_WORLD_SIZE", "1")):
-    os.environ["DS_ACCELERATOR"] = "cpu"  # as start() does; DeepSpeed asks when imported
+    os.environ["DS_ACCELERATOR"] = "cpu"  # like init_distributed(), before the import
 
 try:
     import deepspeed
@@ -82,7 +82,7 @@ def run_steps(width: int, offload: dict, device: torch.device, moved: dict[str, 
     return rows
 
 
-def start() -> torch.device:
+def init_distributed() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
@@ -101,7 +101,7 @@ def main() -> None:
         sys.exit("this program counts for one rank: torchrun --nproc-per-node=1 nvme_bytes.py")
     if not AsyncIOBuilder().is_compatible(verbose=False):
         sys.exit("this program needs libaio's headers (Debian: apt-get install libaio-dev)")
-    device = start()
+    device = init_distributed()
     torch.set_num_threads(1)
     moved = {"read": 0, "written": 0}
     count(moved)

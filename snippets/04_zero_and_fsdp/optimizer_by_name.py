@@ -80,7 +80,7 @@ def load_by_name(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     set_optimizer_state_dict(model, optimizer, state["optimizer"])
 
 
-def start() -> torch.device:
+def init_distributed() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
@@ -95,7 +95,7 @@ def start() -> torch.device:
 
 
 def main() -> None:
-    device = start()
+    device = init_distributed()
     show = print if dist.get_rank() == 0 else lambda *_: None
     model, optimizer = sharded(device)
     train_steps(model, optimizer, 0, TRAINED)

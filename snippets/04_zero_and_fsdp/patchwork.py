@@ -31,7 +31,7 @@ def rows(weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     return torch.cat((weight, bias[:, None]), 1)  # [h, h], [h] -> [h, h + 1]
 
 
-def start() -> torch.device:
+def init_distributed() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
@@ -46,7 +46,7 @@ def start() -> torch.device:
 
 
 def main() -> None:
-    device = start()
+    device = init_distributed()
     rank, n = dist.get_rank(), dist.get_world_size()
     mesh = init_device_mesh(device.type, (n,))
     built = []  # the models that the ranks build, each from a different seed

@@ -56,7 +56,7 @@ def look_ahead(blocks: list[FSDPModule], by: int) -> None:
         block.set_modules_to_backward_prefetch(blocks[max(0, index - by) : index][::-1])
 
 
-def start() -> torch.device:
+def init_distributed() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
@@ -76,7 +76,7 @@ def main() -> None:
         sys.exit(f"the number of ranks must divide the batch of {BATCH}")
     if n == 1:
         sys.exit(f"one rank gathers nothing: torchrun --nproc-per-node=2 {sys.argv[0]}")
-    device = start()
+    device = init_distributed()
     rank, mesh = dist.get_rank(), init_device_mesh(device.type, (n,))
     inputs = torch.randn(BATCH // n, H).to(device)
     for by in (None, 1, 2):

@@ -23,7 +23,7 @@ def new_model() -> nn.Module:
     return nn.Sequential(nn.Linear(H, H), nn.Tanh(), nn.Linear(H, H))
 
 
-def start() -> torch.device:
+def init_distributed() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
@@ -38,7 +38,7 @@ def start() -> torch.device:
 
 
 def main() -> None:
-    device = start()
+    device = init_distributed()
     rank, mesh = dist.get_rank(), init_device_mesh(device.type, (dist.get_world_size(),))
     torch.manual_seed(0)
     model = new_model().to(device)

@@ -100,7 +100,7 @@ def losses_with_evaluation(mesh, inputs: torch.Tensor, evaluate: bool, reshard: 
     return losses
 
 
-def start() -> torch.device:
+def init_distributed() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
@@ -117,7 +117,7 @@ def start() -> torch.device:
 def main() -> None:
     if os.environ.get("WORLD_SIZE") != "4":
         sys.exit("reshard_after_forward.py needs 4 ranks: torchrun --nproc-per-node=4")
-    device = start()
+    device = init_distributed()
     rank, n = dist.get_rank(), dist.get_world_size()
     mesh = init_device_mesh(device.type, (n,))
     torch.manual_seed(0)

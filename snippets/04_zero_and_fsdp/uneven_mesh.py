@@ -33,7 +33,7 @@ WHOLE = StateDictOptions(full_state_dict=True)
 SENT = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
 
 
-def start() -> torch.device:
+def init_distributed() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
@@ -80,7 +80,7 @@ def through_dcp(target: nn.Module, whole: dict[str, torch.Tensor]) -> None:
 def main() -> None:
     if os.environ.get("WORLD_SIZE") != "4":
         sys.exit("uneven_mesh.py needs 4 ranks: torchrun --nproc-per-node=4 uneven_mesh.py")
-    device = start()
+    device = init_distributed()
     mesh = init_device_mesh(device.type, (2, 2), mesh_dim_names=("dp", "tp"))
     logging.getLogger("torch.distributed").setLevel(logging.ERROR)
     logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)

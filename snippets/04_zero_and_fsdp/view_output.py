@@ -46,7 +46,7 @@ class Model(nn.Module):
         return x.sum(dim=-1)
 
 
-def start() -> torch.device:
+def init_distributed() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
@@ -61,7 +61,7 @@ def start() -> torch.device:
 
 
 def main() -> int:
-    device = start()
+    device = init_distributed()
     torch.manual_seed(0)
     model = Model(in_place=True).to(device)
     inputs = torch.ones(4, H, device=device)

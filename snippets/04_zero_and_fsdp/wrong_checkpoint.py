@@ -59,7 +59,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, first: int, steps:
     return mean.item()
 
 
-def start() -> torch.device:
+def init_distributed() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
@@ -74,7 +74,7 @@ def start() -> torch.device:
 
 
 def main() -> None:
-    device = start()
+    device = init_distributed()
     show = print if dist.get_rank() == 0 else lambda *_: None
     model = sharded(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)

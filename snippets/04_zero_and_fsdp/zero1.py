@@ -100,7 +100,7 @@ def bytes_written() -> int:
     return int(Path("/proc/self/io").read_text().split("wchar:")[1].split()[0])
 
 
-def start() -> torch.device:
+def init_distributed() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
@@ -117,7 +117,7 @@ def start() -> torch.device:
 def main() -> None:
     if BATCH % int(os.environ.get("WORLD_SIZE", "1")):
         sys.exit(f"the number of ranks must divide the batch of {BATCH}")
-    device = start()
+    device = init_distributed()
     rank, n = dist.get_rank(), dist.get_world_size()
     counted = device.type == "cpu" and Path("/proc/self/io").exists()
     torch.manual_seed(0)

@@ -22,7 +22,7 @@ LOW = torch.bfloat16
 NAMES = {torch.float32: "fp32", LOW: "bf16"}
 
 
-def start() -> torch.device:
+def init_distributed() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
@@ -73,7 +73,7 @@ def step(device: torch.device, low_model: bool, autocast: bool, compress: bool) 
 def main() -> None:
     if os.environ.get("WORLD_SIZE") not in ("1", "2", "3", "4"):
         sys.exit("start with: torchrun --nproc-per-node=2 ddp_precision.py (1 to 4 ranks)")
-    device = start()
+    device = init_distributed()
     rows = {
         "fp32": step(device, False, False, False),
         "autocast": step(device, False, True, False),

@@ -61,7 +61,7 @@ def inside(x: DTensor) -> DTensor:
     return (x * 2).reshape(4, 3, 4).sum(dim=-1)
 
 
-def start() -> torch.device:
+def init_distributed() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
@@ -88,7 +88,7 @@ def results(function: Callable, leaf: DTensor) -> list[torch.Tensor]:
 def main() -> None:
     if os.environ.get("WORLD_SIZE") not in {"1", "2", "4"}:
         sys.exit("start with 1, 2 or 4 ranks: torchrun --nproc-per-node=2 compiled_dtensor.py")
-    device = start()
+    device = init_distributed()
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     torch.manual_seed(0)
     leaf = distribute_tensor(torch.randn(4, 12), mesh, [Shard(0)]).requires_grad_()

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 
-def start() -> torch.device:
+def init_distributed() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
@@ -160,7 +160,7 @@ def made_steps(device: torch.device) -> dict[str, tuple[Callable, Callable, int]
 def main() -> None:
     if os.environ.get("WORLD_SIZE", "1") == "1":
         sys.exit("start with torchrun and 2 ranks: torchrun --nproc-per-node=2 diagnose.py")
-    device = start()
+    device = init_distributed()
     if device.type == "cpu":
         torch.set_num_threads(1)
     report = print if dist.get_rank() == 0 else lambda *_: None

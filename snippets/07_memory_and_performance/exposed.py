@@ -133,7 +133,7 @@ def record(path: str, device: torch.device) -> None:
 # --8<-- [end:record]
 
 
-def start() -> torch.device:
+def init_distributed() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
@@ -162,7 +162,7 @@ def main() -> None:
     if os.environ.get("WORLD_SIZE", "2") != "2":
         sys.exit("this program takes two ranks: torchrun --nproc-per-node=2 exposed.py")
     torch.set_num_threads(1)
-    device = start()
+    device = init_distributed()
     record("trace.json", device)
     if dist.get_rank() == 0:
         check()

@@ -23,7 +23,7 @@ SAMPLES, BATCH = 240, 8  # BATCH is for each rank
 COMPUTE, LINK = 0.010, 0.004  # seconds
 
 
-def start() -> torch.device:
+def init_distributed() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
@@ -62,7 +62,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--no-sampler", action="store_true")
     args = parser.parse_args()
-    device = start()
+    device = init_distributed()
     n = dist.get_world_size()
 
     samples = torch.arange(SAMPLES)  # a sample is its own index

@@ -15,7 +15,7 @@ import torch.distributed as dist
 BLOCK, NUMBERS = 256, 3 * 2**18  # divides by 1, 2, 3 and 4 ranks and by the blocks
 
 
-def start() -> torch.device:
+def init_distributed() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
@@ -90,7 +90,7 @@ def ring_int8(x: torch.Tensor) -> torch.Tensor:
 def main() -> None:
     if NUMBERS // BLOCK % int(os.environ.get("WORLD_SIZE", "1")):
         sys.exit(f"the number of ranks must divide {NUMBERS // BLOCK} blocks")
-    device = start()
+    device = init_distributed()
     rank, n = dist.get_rank(), dist.get_world_size()
     x = torch.randn(NUMBERS, generator=torch.Generator().manual_seed(rank)).to(device)
     exact = x.clone()

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 HIDDEN, HEADS, WIDTH, LAYERS, MOST, VOCABULARY = 64, 4, 24, 3, 32, 37
 
 
-def start() -> torch.device:
+def init_distributed() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
@@ -125,7 +125,7 @@ def at_once(weights: dict, ids: list[int]) -> torch.Tensor:
 def main() -> None:
     if HEADS % int(os.environ.get("WORLD_SIZE", "1")):
         sys.exit(f"{HEADS} heads are split evenly over 1, 2 or 4 ranks")
-    device = start()
+    device = init_distributed()
     torch.set_num_threads(1)
     rank, n = dist.get_rank(), dist.get_world_size()
     weights = draw_weights(device)

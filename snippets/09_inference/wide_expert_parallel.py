@@ -32,7 +32,7 @@ ANSWERS = [7, 4, 9, 3, 6, 5]  # new tokens of each request
 OWNERS = [0, 0, 0, 1, 1, 2]  # the last of several ranks owns none
 
 
-def start() -> torch.device:
+def init_distributed() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
@@ -219,7 +219,7 @@ def main() -> int:
     if skip and "RANK" in os.environ:  # gloo has this message; rank 0 times out first
         patience = 600 if int(os.environ["RANK"]) else 10
         dist.init_process_group("gloo", timeout=timedelta(seconds=patience))
-    device = torch.device("cpu") if dist.is_initialized() else start()
+    device = torch.device("cpu") if dist.is_initialized() else init_distributed()
     torch.set_num_threads(1)
     rank, n = dist.get_rank(), dist.get_world_size()
     weights = make_weights(device)

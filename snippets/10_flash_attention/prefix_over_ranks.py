@@ -23,7 +23,7 @@ LENGTHS, D = (96, 192), 16  # 1, 2, 3 and 4 ranks divide both lengths
 count = {"bytes": 0}
 
 
-def start() -> torch.device:
+def init_distributed() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
@@ -166,7 +166,7 @@ def most_bytes(device: torch.device) -> int:
 def main() -> None:
     if 96 % int(os.environ.get("WORLD_SIZE", "1")):
         sys.exit("the number of ranks must divide 96 tokens")
-    device = start()
+    device = init_distributed()
     torch.set_num_threads(1)
     rank, n = dist.get_rank(), dist.get_world_size()
     sent, errors = {}, {}

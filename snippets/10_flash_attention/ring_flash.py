@@ -164,7 +164,7 @@ def decode(q, k, v):
 # --8<-- [end:decode]
 
 
-def start() -> torch.device:
+def init_distributed() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough."""
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
@@ -192,7 +192,7 @@ def check_definition(device: torch.device) -> None:
 def main() -> None:
     if TOKENS % (2 * int(os.environ.get("WORLD_SIZE", "1"))):
         sys.exit(f"twice the number of ranks must divide {TOKENS} tokens")
-    device = start()
+    device = init_distributed()
     torch.set_num_threads(1)
     rank, n = dist.get_rank(), dist.get_world_size()
 
