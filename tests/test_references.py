@@ -161,7 +161,7 @@ def test_no_yaml_file_contains_a_field_twice(path: Path) -> None:
             nodes += node.value
 
 
-def test_only_an_entry_that_was_opened_names_a_section() -> None:
+def test_an_entry_names_a_section_only_if_it_was_read() -> None:
     for entry in DATA.entries:
         if entry.basis in {"title", "part", "abstract"}:
             assert not re.search(r"[Ss]ection \d|Figure \d", entry.focus), entry.id
