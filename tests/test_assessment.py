@@ -135,11 +135,12 @@ def test_the_capstone_resumes_after_a_killed_rank(pytestconfig) -> None:
     with supervisor().Supervisor("capstone", 300.0) as runs:
         for number in range(times):
             with runs.workspace(step, GRADED["capstone"]) as bench:
-                if number == 0:
-                    undisturbed = bench.group(2, config=capstone.RUN).facts("history")[0]
+                if not number:
+                    scene = {"config": capstone.RUN}
+                    undisturbed = bench.group(2, **scene).facts("history")[0]
                 chance = random.Random(number)
                 lost = capstone.kill_and_resume(bench, undisturbed, chance)
-                print(f"{number + 1}: {lost} steps were computed again", flush=True)
+                print(f"{number + 1}: {lost} steps computed again", flush=True)
 
 
 def test_the_large_configuration_equals_the_plan_and_can_be_trained(

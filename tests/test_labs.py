@@ -180,7 +180,7 @@ def test_the_finished_program_runs_in_a_folder_without_other_files(
     reference, warm = REFERENCES[lab], pytestconfig.stash[SESSION].warm
     command = f"torchrun --nproc-per-node={ranks} {reference.name}"
     if warm is not None and not warm.takes(command, f"labs/{reference.name}", number=1):
-        warm = None  # start the command in a new process
+        warm = None  # as typed
     with runner.empty_folder() as folder:
         (folder / reference.name).write_text(reference.read_text())
         done = runner.run(command, folder, limit=HANG, warm=warm)
