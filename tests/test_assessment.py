@@ -32,8 +32,8 @@ GRADED = {
     for path in sorted((ROOT / "graders/assessment").glob("*.py"))
 }
 WRONG = [answer for name in GRADED for answer in wrong_answers(name).values()]
-# wrong answers to the last step of the capstone, which trains, kills a rank and resumes; check.py
-# would first grade all other steps, so these answers are graded by whole_runs.py
+# Wrong answers to the last step of the capstone, which trains, kills a rank and resumes.
+# check.py would first grade all other steps, so whole_runs.py grades them.
 WHOLE_RUNS = [a for a in WRONG if a.reference == GRADED["capstone"] and a.step == 10]
 SINGLE_STEPS = [a for a in WRONG if a not in WHOLE_RUNS]
 SMALL = [name for name in GRADED if name.startswith(("assignment", "challenge"))]
@@ -67,7 +67,7 @@ WITH_BLANKS = [name for name in GRADED if ">>> solution" in GRADED[name].read_te
 
 @pytest.fixture(scope="module")
 def checked_starters(tmp_path_factory: pytest.TempPathFactory):
-    """Return the folder of all starters, and a function that returns the verdict on a starter."""
+    """Return the folder of the starters, and a function that returns the verdict on one."""
     folder = tmp_path_factory.mktemp("starters")
 
     @functools.lru_cache

@@ -1,4 +1,4 @@
-"""Tests of the softmax kernel in several languages: equal problems, and messages about packages."""
+"""Tests of the softmax kernel in several languages: equal problems, and missing packages."""
 
 from __future__ import annotations
 

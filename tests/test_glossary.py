@@ -58,7 +58,7 @@ def names_of(entry: str) -> list[str]:
 
 
 def uses(term: str, text: str) -> int:
-    """Return how often a text contains a term or its plural, by the same rule as for tooltips."""
+    """Return how often a text contains a term or its plural; tooltips use the same rule."""
     if term.lower() not in text.lower():
         return 0
     flags = re.IGNORECASE if term == term.lower() else 0
@@ -71,9 +71,9 @@ def base(name: str) -> str:
 
 
 def teaches(name: str, section: str, page_text: str) -> bool:
-    """Return whether the section contains half of the words of a name, and its page all of them.
+    """Return whether a section contains half of the words of a name, and its page all of them.
 
-    Only the first five letters of a word are compared, so that "pipelines" counts as "pipeline".
+    Only the first five letters of a word are compared, so "pipelines" counts as "pipeline".
     """
     stems = {word[:5] for word in words_of(name).split() if word not in QUALIFIERS}
     inside = sum(stem in words_of(section) for stem in stems)
@@ -123,7 +123,7 @@ def test_no_two_entries_share_a_name() -> None:
 
 
 def fault_of(entry: str) -> str:
-    """Return what is wrong with the link at the end of an entry; an empty string if it is right."""
+    """Return what is wrong with the link at the end of an entry, or an empty string."""
     see = SEE.search(entries()[entry])
     if not see:
         return "the entry does not end with “See [04 · Title](page.md#section).”"
@@ -149,7 +149,7 @@ def test_every_term_links_to_a_section_that_explains_it() -> None:
 
 @cache
 def field() -> dict[str, str]:
-    """Return each word of the list with the reason why it needs no entry; most reasons are empty."""
+    """Return each word of the list with the reason why it needs no entry, or an empty string."""
     lines = FIELD.read_text("utf-8").splitlines()
     pairs = [line.split(": ", 1) for line in lines if line and not line.startswith("#")]
     assert len({pair[0] for pair in pairs}) == len(pairs), (
@@ -170,7 +170,7 @@ def prose(markdown: str) -> str:
 def undefined(texts: dict[str, str], words: dict[str, str], known: set[str]) -> list[str]:
     """Return a line for each word of the field that a page uses, but that has no entry.
 
-    Such a word occurs `USES` times or in a heading of the page. Words with a reason are allowed.
+    Such a word occurs `USES` times or in a heading. Words with a reason are allowed.
     """
     found = []
     for name, text in texts.items():
@@ -188,7 +188,7 @@ def undefined(texts: dict[str, str], words: dict[str, str], known: set[str]) -> 
 
 @cache
 def known() -> set[str]:
-    """Return the names of all terms in lower case; a qualifier in brackets belongs to the name."""
+    """Return the names of all terms in lower case, with their qualifiers in brackets."""
     return {name.lower() for entry in entries() for name in names_of(entry)}
 
 

@@ -194,7 +194,7 @@ def test_the_finished_program_runs_in_a_folder_without_other_files(
 def test_lab03_waits_until_threads_have_freed_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A thread of gloo frees the buffers of a collective only a moment after the collective ends."""
+    """A thread of gloo frees the buffers of a collective shortly after the collective ends."""
     import torch
 
     monkeypatch.setenv("RANK", "0")
@@ -514,9 +514,9 @@ check.main()
 
 @pytest.fixture(scope="module")
 def greedy(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Return the verdict on step 4 for each of these bodies, which exceed limits or change files.
+    """Return the verdict on step 4 for each of these bodies of average_gradients.
 
-    The files are graded in a copy of the repository.
+    They exceed limits or change files, so they are graded in a copy of the repository.
     """
     folder = tmp_path_factory.mktemp("greedy")
     copy_grading(folder)
@@ -562,7 +562,7 @@ def test_limits_count_files_and_shared_memory(tmp_path: Path) -> None:
 def test_lab01_waits_for_a_rank_that_is_slow_on_a_busy_machine(
     slow_rank: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The grader must wait, even if its timeouts are much shorter than the delay of the rank."""
+    """The grader must wait, even if its timeouts are shorter than the delay of the rank."""
     lab01 = grading.grader("lab01_multi_gpu_setup")
     for name in ("LONG", "SHORT"):
         monkeypatch.setattr(lab01, name, timedelta(microseconds=1))
@@ -603,7 +603,7 @@ def test_a_process_that_waits_for_a_name_server_is_found() -> None:
 
 
 def test_the_mistake_of_a_rank_is_reported_before_the_hang_of_others() -> None:
-    """A rank that has found a mistake calls no more collectives, and no rank must report this."""
+    """A rank that has found a mistake calls no more collectives. This is not an error."""
     calls = [Call("all_reduce", 1, False, "") for _ in range(2)]
     found = {"what": "a mistake", "hint": "its_hint"}
     ranks = [
@@ -937,7 +937,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 @pytest.mark.parametrize(
     ("hook", "message"),
     [
-        # Python ignores a KeyboardInterrupt in a hook that runs at a fork; logging has such a hook
+        # Python ignores a KeyboardInterrupt in a hook of a fork. The module logging has a hook.
         ("os.register_at_fork(after_in_parent=lambda: signal.raise_signal(signal.SIGINT))",
          "Grading was interrupted."),
         # no folder has free space

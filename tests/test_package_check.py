@@ -72,8 +72,8 @@ AT_RUN_TIME = {
     "import": ("twice/__init__.py", "import torch", "import torch, twice._C"),
     "tests_fail": ("tests/test_twice.py", "pass", "raise ValueError"),
 }
-# Check all folders in one process, because importing torch takes most of the time. Only two folders
-# run the tests of the package: one whose tests pass, and one whose tests fail.
+# Check all folders in one process, because importing torch takes most of the time. Only two
+# folders run the tests of the package: one whose tests pass, and one whose tests fail.
 GRADE = """
 import subprocess, sys, importlib.util, torch
 spec = importlib.util.spec_from_file_location("package_check", sys.argv[1])

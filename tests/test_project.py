@@ -183,7 +183,7 @@ exec {python} -c "import sys; sys.version_info = (3, {minor}, 0); exec(sys.argv[
 
 @pytest.mark.parametrize("minor", range(9, 16))
 def test_make_uses_only_a_python_that_is_tested(minor: int, tmp_path: Path) -> None:
-    """A fake `python3` reports a version. make must choose it if a workflow tests this version."""
+    """make must choose a fake `python3` if a workflow tests the version that it reports."""
     if (make := shutil.which("make")) is None:
         pytest.skip("this machine has no make")
     fake = tmp_path / "python3"
@@ -372,7 +372,7 @@ def test_a_commit_is_published_only_after_the_cpu_and_gpu_tests() -> None:
     assert "gpu-review" in gpu["jobs"]["gpu"]["environment"]
 
 
-# --- the examples of CONTRIBUTING ---------------------------------------------------------------
+# --- the examples of CONTRIBUTING -------------------------------------------------------------
 
 
 def blocks(text: str, language: str) -> list[tuple[str, str]]:

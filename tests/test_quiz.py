@@ -564,7 +564,7 @@ def test_the_arithmetic_of_a_question_gives_its_answer(questions: dict[str, Ques
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """Return the folder of a book with one program, and with the page to which its quiz links."""
+    """Return the folder of a book with one program and the page to which its quiz links."""
     for name in ("06_gpu_computing/coalescing.py", "06_gpu_computing/coalescing.cpu.txt"):
         (tmp_path / "snippets" / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / "snippets" / name, tmp_path / "snippets" / name)
@@ -665,7 +665,7 @@ WRONG = {
         edited(ONE, evidence=[QUOTE | {"command": "--none"}]), "o: 0 commands of coalescing",
     ),
     "evidence without a pattern": (edited(ONE, expect=None), "o: `evidence` needs `expect`"),
-    "evidence without a pattern for the number": (edited(NUMBER, number=None), "n: `evidence` needs `number`"),
+    "evidence without a number": (edited(NUMBER, number=None), "n: `evidence` needs `number`"),
     "two right ones": (
         edited(ONE, options=[each | {"right": True} for each in ONE["options"]]),
         "o: there must be at least three options, and exactly one",

@@ -1,4 +1,4 @@
-"""Tests of the reading list: its data is valid, and it contains everything from the syllabuses."""
+"""Tests of the reading list: its data is valid, and no resource of a syllabus is missing."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_each_topic_of_the_syllabus_has_a_video_and_a_text() -> None:
 
 
 def test_at_most_a_quarter_of_the_entries_must_be_read() -> None:
-    """If most entries had the highest priority, the priority would not help a reader to choose."""
+    """If most entries had the highest priority, it would not help a reader to choose."""
     must = sum(entry.priority == "must" for entry in DATA.entries)
     assert 0 < must <= len(ENTRIES) / 4
 

@@ -1,4 +1,4 @@
-"""Tests of the set-up page and the pages about tools: names and versions equal their sources."""
+"""Tests of the set-up page and the pages about tools: names and versions are right."""
 
 from __future__ import annotations
 

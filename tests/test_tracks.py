@@ -143,7 +143,7 @@ def test_quiz_exercise_and_capstone_have_the_hours_of_their_pages() -> None:
 
 
 def test_assignments_have_the_hours_of_their_page() -> None:
-    """The first row of the track has the sum of a column, and the others the middle of a range."""
+    """The first row has the sum of a column, and the other rows have the middle of a range."""
     page = (ROOT / "docs/assessment/assignments.md").read_text("utf-8")
     hours = re.findall(r"^\| \[`assignment\d.*\| ([\d.]+) \|$", page, re.M)
     total = re.search(r"^\| all \w+ \| \| ([\d.]+) \|$", page, re.M)[1]
@@ -179,7 +179,7 @@ def test_the_times_in_the_overview_add_up(track: Track) -> None:
 
 
 def test_the_path_contains_every_part_and_lab(track: Track) -> None:
-    """The path shows the parts in the order of the overview, and each lab of the table of labs."""
+    """The path shows the parts in the order of the overview, and all labs of the table."""
     stops = [track.stops[name] for stage in track.path for name in stage]
     parts = re.findall(r"^\| \[(.+?)\]\(", track.show("overview"), re.M)
     assert [stop.name for stop in stops] == [name for name in parts if name != "Labs"]

@@ -53,8 +53,8 @@ RIGHT, WRONG = 3, 7  # `make test` grades 1/3 of the right answers and 1/7 of th
 def is_sampled(name: str, program: Path, cycle: int) -> bool:
     """Return whether a name belongs to the sample, which contains about 1/`cycle` of all names.
 
-    The texts of the finished program and of its grader select the sample. Every run with the same
-    texts uses the same sample, and an edit selects a different one.
+    The texts of the finished program and of its grader select the sample. Every run with the
+    same texts uses the same sample, and an edit selects a different one.
     """
     grader = ROOT / "graders" / program.relative_to(ROOT)
     return (_checksum(name) + _checksum_of(program) + _checksum_of(grader)) % cycle == 0
@@ -92,7 +92,7 @@ def edited(program: str, *edits: tuple[str, str]) -> str:
 
 
 def _dedented(text: str) -> str:
-    """Return a text in triple quotes without its indentation and without the outer line breaks."""
+    """Return a text in triple quotes without its indentation and its outer line breaks."""
     return textwrap.dedent(text).strip("\n") if text.startswith("\n") else text
 
 
@@ -115,7 +115,7 @@ _parsed = functools.lru_cache(maxsize=1)(ast.parse)
 
 
 def _body_span(program: str, name: str) -> tuple[int, int]:
-    """Return the positions at which the body of a function starts, after its docstring, and ends."""
+    """Return the start and the end of the body of a function, without its docstring."""
     node = _parsed(program)
     for part in name.split("."):
         found = [child for child in node.body if getattr(child, "name", "") == part]
