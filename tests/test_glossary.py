@@ -149,7 +149,7 @@ def test_every_term_links_to_a_section_that_explains_it() -> None:
 
 @cache
 def field() -> dict[str, str]:
-    """Return each word of the list with the reason why it needs no entry, or an empty string."""
+    """Return the reason why a word needs no entry, or an empty string, by word."""
     lines = FIELD.read_text("utf-8").splitlines()
     pairs = [line.split(": ", 1) for line in lines if line and not line.startswith("#")]
     assert len({pair[0] for pair in pairs}) == len(pairs), (
