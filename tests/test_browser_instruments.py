@@ -442,7 +442,7 @@ def test_plans_equal_those_of_the_program(
         given = dataclasses.asdict(shape), gpus, sequence, batch, dataclasses.asdict(gpu), 3
         cases.append(given)
     answers = call_javascript(page, site_url, "planner", "plan", cases)
-    launches, wanted = [], []
+    launches, expected = [], []
     for case, answer, text in zip(cases, answers, printed, strict=True):
         assert printed_lines(answer) == text, case
         shape, _, sequence, _, gpu, _ = case
@@ -452,8 +452,8 @@ def test_plans_equal_those_of_the_program(
             launches.append([target, model, shape, row["layout"], sequence, gpu, row["name"]])
             args = argparse.Namespace(model=model, sequence=sequence)
             command_line = plan.Shape(**shape), plan.Layout(**row["layout"]), plan.Gpu(**gpu)
-            wanted.append(plan.emit(target, args, *command_line))
-    assert call_javascript(page, site_url, "launch", "launch", launches) == wanted
+            expected.append(plan.emit(target, args, *command_line))
+    assert call_javascript(page, site_url, "launch", "launch", launches) == expected
 
 
 # For the focused control: whether it is visible, its kind, and the text that a screen reader

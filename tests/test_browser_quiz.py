@@ -75,13 +75,13 @@ def row(page: Page, start: str) -> list[str]:
     return cells[1:]
 
 
-def tab_to(page: Page, wanted: str) -> None:
+def tab_to(page: Page, selector: str) -> None:
     """Press Tab until the focus is on the element of this selector."""
     for _ in range(400):
-        if page.evaluate(f"document.activeElement.matches({json.dumps(wanted)})"):
+        if page.evaluate(f"document.activeElement.matches({json.dumps(selector)})"):
             return
         page.keyboard.press("Tab")
-    raise AssertionError(f"pressing Tab does not reach {wanted}")
+    raise AssertionError(f"pressing Tab does not reach {selector}")
 
 
 def test_the_quiz_works_by_keyboard(context: BrowserContext, site_url: str) -> None:
@@ -159,8 +159,8 @@ def test_wrong_answers_get_an_explanation(context: BrowserContext, site_url: str
         feedback = check(page, "utilisation")
         assert feedback.startswith("✓" if option.right else "✗")
         assert option.feedback[:30] in feedback
-        mine = box(page, "utilisation").locator(".quiz-why li:has(.quiz-mark)")
-        assert mine.count() == 1 and option.feedback[:20] in mine.inner_text()
+        chosen = box(page, "utilisation").locator(".quiz-why li:has(.quiz-mark)")
+        assert chosen.count() == 1 and option.feedback[:20] in chosen.inner_text()
 
     page.check("#divergence-option-1")
     page.check("#divergence-option-2")
@@ -409,9 +409,9 @@ CONTRAST = """() => {
       (under, [r, g, b, a]) => [r, g, b].map((x, i) => a * x + (1 - a) * under[i]), [255, 255, 255])
   }
   const faint = []
-  const wanted = ".quiz-sign, .quiz-verdict, .quiz-hint, .quiz-form label, .quiz-form input, " +
+  const selector = ".quiz-sign, .quiz-verdict, .quiz-hint, .quiz-form label, .quiz-form input, " +
     ".quiz-step, .quiz-mark, .quiz-moves button:not([aria-disabled=true]), .quiz-form .md-button"
-  for (const node of document.querySelectorAll(wanted)) {
+  for (const node of document.querySelectorAll(selector)) {
     if (!node.textContent.trim()) continue
     const ink = light(rgb(getComputedStyle(node).color).slice(0, 3)), under = light(paper(node))
     const ratio = (Math.max(ink, under) + 0.05) / (Math.min(ink, under) + 0.05)

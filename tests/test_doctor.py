@@ -146,27 +146,27 @@ def test_a_missing_variable_is_reported() -> None:
 
 def test_a_master_address_that_does_not_resolve_is_reported() -> None:
     (result,) = start(ranks(2, MASTER_ADDR="no-such-host.invalid")[1], options="--wait 3")
-    wanted = 'MASTER_ADDR is "no-such-host.invalid", a name that this machine cannot resolve.'
-    assert only_fault(result) == wanted
+    expected = 'MASTER_ADDR is "no-such-host.invalid", a name that this machine cannot resolve.'
+    assert only_fault(result) == expected
 
 
 def test_a_master_address_without_a_listener_is_reported() -> None:
     port = free_port()
     (result,) = start(ranks(2, port)[1], options="--wait 1")
-    wanted = (
+    expected = (
         f"no process listens at MASTER_ADDR:MASTER_PORT = 127.0.0.1:{port}. Connections were "
         "refused for 1 s."
     )
-    assert only_fault(result).startswith(wanted)
+    assert only_fault(result).startswith(expected)
 
 
 def test_the_master_address_of_a_different_machine_is_reported() -> None:
     (result,) = start(ranks(2, MASTER_ADDR="203.0.113.9")[0], options="--wait 2")
-    wanted = (
+    expected = (
         "MASTER_ADDR is 203.0.113.9, but rank 0 runs on this machine, and the address does not "
         "lead to this machine."
     )
-    assert only_fault(result) == wanted
+    assert only_fault(result) == expected
 
 
 def test_a_port_in_use_is_reported() -> None:
@@ -224,8 +224,8 @@ def test_interface_names_match_as_in_gloo_and_nccl(doctor: ModuleType) -> None:
 def test_different_world_sizes_are_reported() -> None:
     first, second = ranks(2)
     results = start(first, second | {"WORLD_SIZE": 3}, options="--wait 30")
-    wanted = "the ranks disagree on the world size: rank 0 expects 2, rank 1 expects 3."
-    assert only_fault(results[0]) == wanted
+    expected = "the ranks disagree on the world size: rank 0 expects 2, rank 1 expects 3."
+    assert only_fault(results[0]) == expected
     assert leaves_the_report_to_rank_0(results[1]), results[1]
 
 
@@ -233,8 +233,8 @@ def test_a_missing_rank_is_reported() -> None:
     first, _, third = ranks(3)
     zero, two = start(first, third, options="--wait 20")
     fault = only_fault(zero)
-    wanted = r"rank 1 of 3 never arrived\. Within 20 s, only ranks 0 and 2 \(\S+\) arrived\."
-    assert re.fullmatch(wanted, fault), fault
+    expected = r"rank 1 of 3 never arrived\. Within 20 s, only ranks 0 and 2 \(\S+\) arrived\."
+    assert re.fullmatch(expected, fault), fault
     assert leaves_the_report_to_rank_0(two), two
 
 
@@ -301,8 +301,8 @@ def test_a_wrong_result_of_a_collective_is_reported_and_the_rest_measured(
 
 def test_the_time_limit_ends_the_run_and_reports_the_step() -> None:
     (result,) = start(ranks(2)[0], options="--limit 2")
-    wanted = "the run did not end within 2 s: rank 0 was waiting for all ranks."
-    assert only_fault(result) == wanted
+    expected = "the run did not end within 2 s: rank 0 was waiting for all ranks."
+    assert only_fault(result) == expected
 
 
 # --- healthy machines ---------------------------------------------------------------------
@@ -490,8 +490,8 @@ def test_a_closed_port_of_a_rank_is_reported(doctor: ModuleType) -> None:
         assert doctor.unreachable(given, 0, seconds=2) == []
         given[2]["listens"] = free_port()
         (line,) = doctor.unreachable(given, 0, seconds=2)
-    wanted = "rank 0 (a) cannot connect to rank 2 (c) at 127.0.0.1: ConnectionRefusedError."
-    assert line == wanted
+    expected = "rank 0 (a) cannot connect to rank 2 (c) at 127.0.0.1: ConnectionRefusedError."
+    assert line == expected
 
 
 @pytest.mark.parametrize(

@@ -74,8 +74,8 @@ def test_a_program_without_its_package_is_skipped_with_an_install_command(
         assert f"pip install -r {file}" in why
         # the program itself also names the command
         assert f"pip install -r {file}" in path.read_text("utf-8")
-        wanted = (ROOT / file).read_text("utf-8").splitlines()
-        pinned = [line for line in wanted if not line.startswith(("#", "-r "))]
+        lines = (ROOT / file).read_text("utf-8").splitlines()
+        pinned = [line for line in lines if not line.startswith(("#", "-r "))]
         assert pinned and all(re.fullmatch(r"[\w.\[\]-]+==[\d.]+", line) for line in pinned)
 
     def missing_parent(name: str) -> None:

@@ -538,11 +538,11 @@ def greedy(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 @pytest.mark.parametrize("what", GREEDY)
 def test_check_and_machine_survive_a_function_that(what: str, greedy: dict[str, str]) -> None:
     found = hints_in(greedy[what], REFERENCE)
-    wanted = GREEDY[what][1]
-    if wanted == "not_reduced":  # both hints describe a group without an all-reduce
+    expected = GREEDY[what][1]
+    if expected == "not_reduced":  # both hints describe a group without an all-reduce
         assert found in (["not_reduced"], ["copy_reduced"]), greedy[what]
     else:
-        assert found == [wanted], greedy[what]
+        assert found == [expected], greedy[what]
 
 
 def test_limits_count_files_and_shared_memory(tmp_path: Path) -> None:

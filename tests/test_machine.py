@@ -244,8 +244,8 @@ def test_an_interrupted_installation_is_repaired(tmp_path: Path) -> None:
         )
         wheel.writestr(f"{about}RECORD", "")
     (tmp_path / "requirements").mkdir()
-    wanted = tmp_path / "requirements/read.txt"
-    wanted.write_text("tiny==1\n")
+    requirements = tmp_path / "requirements/read.txt"
+    requirements.write_text("tiny==1\n")
     (tmp_path / "pyproject.toml").write_text(
         '[build-system]\nrequires = ["tiny"]\nbuild-backend = "tiny"\n'
         '[project]\nname = "book"\nversion = "1"\n'
@@ -278,7 +278,7 @@ def test_an_interrupted_installation_is_repaired(tmp_path: Path) -> None:
     status, output = make()
     assert status == 0 and (folder / "tiny.py").exists(), output
     assert "Creating the environment" not in output
-    wanted.write_text("tiny==2\n")  # newer than the stamp, but not available
+    requirements.write_text("tiny==2\n")  # newer than the stamp, but not available
     os.utime(stamp, (0, 0))
     status, output = make()
     assert status != 0 and "pip printed the reason above" in output, output

@@ -140,8 +140,8 @@ def test_a_fault_of_a_running_operator_is_reported(tmp_path: Path) -> None:
     found = {Path(folder).name: faults for folder, *faults in lines}
     assert found["complete"] == [], out
     for fault in AT_RUN_TIME:
-        wanted = [fault] if fault in ("not_cpp", "import") else sorted([fault, "not_cpp"])
-        assert sorted(found[fault]) == wanted, out
+        expected = [fault] if fault in ("not_cpp", "import") else sorted([fault, "not_cpp"])
+        assert sorted(found[fault]) == expected, out
 
 
 def test_an_existing_folder_or_an_invalid_name_is_rejected(checker, tmp_path: Path) -> None:

@@ -206,14 +206,14 @@ def dry_run(*words: str) -> str:
 def test_requirements_are_pinned_and_reading_needs_no_torch() -> None:
     for name in ("read", "test"):
         lines = (ROOT / f"requirements/{name}.txt").read_text().splitlines()
-        wanted = [line for line in lines if line and not line.startswith(("#", "-r "))]
+        packages = [line for line in lines if line and not line.startswith(("#", "-r "))]
         pinned = r"[A-Za-z0-9_.-]+==[\w.]+(; platform_system == \"Linux\"( and platform_machine == \"x86_64\")?)?"
-        loose = [line for line in wanted if not re.fullmatch(pinned, line)]
-        assert wanted and not loose, f"requirements/{name}.txt: {loose}"
+        loose = [line for line in packages if not re.fullmatch(pinned, line)]
+        assert packages and not loose, f"requirements/{name}.txt: {loose}"
         if name == "read":
-            assert not [line for line in wanted if line.startswith(("torch", "deepspeed"))]
+            assert not [line for line in packages if line.startswith(("torch", "deepspeed"))]
         else:
-            assert any(line.startswith("torch==") for line in wanted)
+            assert any(line.startswith("torch==") for line in packages)
 
 
 def test_no_file_names_a_registry() -> None:
