@@ -287,7 +287,7 @@ def test_a_rank_that_dies_or_hangs_is_reported(plant: str, status: int) -> None:
     assert "Traceback" not in one.stderr + two.stderr
 
 
-def test_a_wrong_result_of_a_collective_is_reported_and_the_rest_measured(
+def test_a_wrong_result_of_a_collective_is_reported_and_the_run_continues(
     tmp_path: Path,
 ) -> None:
     wrong = tmp_path / LAB.name

@@ -176,7 +176,7 @@ def test_a_job_at_its_time_limit_saves_and_continues_without_a_lost_step() -> No
     assert output.rstrip().splitlines()[-1] == f"      2 step ≈{saved}"
 
 
-@pytest.mark.parametrize("again", [(), (0.05, 0.1)], ids=["once", "thrice"])
+@pytest.mark.parametrize("again", [(), (0.05, 0.1)], ids=["one signal", "three signals"])
 def test_an_interrupted_rehearsal_leaves_nothing(folder: Path, again: tuple) -> None:
     """Test one Ctrl-C, and three in a row from an impatient user."""
     slurm_or_skip()
