@@ -236,28 +236,28 @@ def test_pages_have_titles_alt_texts_and_sizes(site: Site) -> None:
 
 
 def test_pages_are_small(site: Site) -> None:
-    heavy = []
+    too_large = []
     for url, page in site.pages.items():
         html = page.path.read_bytes()
         sent = len(gzip.compress(html, 6)) if len(html) > MAX_COMPRESSED_HTML else 0
         if len(html) > MAX_HTML or sent > MAX_COMPRESSED_HTML:
-            heavy.append((sent, f"{url}: {len(html):,} bytes, {sent:,} compressed"))
-    assert not heavy, "\n".join(fault for _, fault in sorted(heavy, reverse=True))
+            too_large.append((sent, f"{url}: {len(html):,} bytes, {sent:,} compressed"))
+    assert not too_large, "\n".join(fault for _, fault in sorted(too_large, reverse=True))
 
 
 def test_no_page_is_too_long_to_read() -> None:
     """The glossary may be longer, because readers look up single terms."""
-    long = []
+    too_long = []
     for path in sorted({*(ROOT / "docs").rglob("*.md")} - {ROOT / "docs/glossary.md"}):
         words = sum(len(line.split()) for _, line in read(path).prose())
         if words > MAX_WORDS:
-            long.append(
+            too_long.append(
                 f"{path.relative_to(ROOT)}: {words:,} words; move a topic to a different page"
             )
-    assert not long, "\n".join(long)
+    assert not too_long, "\n".join(too_long)
 
 
-SECOND_EDITION = [
+PAGES_WITH_PATTERN = [
     "01_collectives.md",
     "01_layouts.md",
     "01_parallelism_strategies.md",
@@ -317,7 +317,7 @@ SECOND_EDITION = [
 ]
 
 
-@pytest.mark.parametrize("name", SECOND_EDITION)
+@pytest.mark.parametrize("name", PAGES_WITH_PATTERN)
 def test_a_chapter_page_follows_the_pattern(name: str) -> None:
     """The pattern is: a question, a picture, the results, short code blocks, and questions."""
     path = ROOT / "docs" / name
