@@ -361,11 +361,11 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit("Grading was interrupted.")
     except OSError as error:
-        if not host_checks.is_full(error):
+        if not host_checks.is_disk_full(error):
             raise
         sys.exit(
-            f"{host_checks.FULL}: check.py cannot write its temporary files. Free some space, "
-            "or set the environment variable TMPDIR to a different folder."
+            f"{host_checks.DISK_FULL}: check.py cannot write its temporary files. Free some "
+            "space, or set the environment variable TMPDIR to a different folder."
         )
     right = all(graded.right for graded in results)
     scored = [graded for graded in results if graded.scores]

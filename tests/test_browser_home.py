@@ -79,7 +79,7 @@ def test_every_page_of_the_navigation_is_linked() -> None:
 
 def test_an_unknown_count_stops_the_build() -> None:
     assert re.fullmatch(r"\d+ labs", with_counts("{{ labs }} labs", ROOT))
-    with pytest.raises(BookError, match=r"docs/index\.md: nothing counts 'stars'"):
+    with pytest.raises(BookError, match=r"docs/index\.md: there is no count 'stars'"):
         with_counts("{{ stars }} stars", ROOT)
 
 

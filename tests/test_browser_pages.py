@@ -218,7 +218,7 @@ def table(*rows: tuple[str, ...]) -> str:
         for tag, row in zip(["th", *["td"] * len(rows)], rows, strict=False)
     )
     lines = "".join(f"<tr>{row}</tr>" for row in body)
-    return tables.laid_out(
+    return tables.with_layout(
         f"<table><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table>"
     )
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from processes import HANG, as_in_a_terminal, end, left_behind, processes_with, start, until
+from processes import HANG, end, left_behind, processes_with, start, until, use_default_signals
 
 from worldsize.execution.requirements import command_failure
 
@@ -77,7 +77,7 @@ class Machine:
         return subprocess.Popen(
             [sys.executable, *map(str, words)], cwd=self.folder, env=self.environment(),
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            preexec_fn=as_in_a_terminal,
+            preexec_fn=use_default_signals,
         )  # fmt: skip
 
     def run(self, *words: str | Path, fork: bool = False) -> subprocess.CompletedProcess:

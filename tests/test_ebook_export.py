@@ -28,13 +28,13 @@ def chapter(site: ebook_export.Site) -> list[str]:
 @pytest.fixture(scope="module")
 def volume(site: ebook_export.Site, chapter: list[str], tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("volume") / "two"
-    ebook_export.bind(site, chapter, "Chapter 02", path)
+    ebook_export.write_volume(site, chapter, "Chapter 02", path)
     return path
 
 
 def count(site: ebook_export.Site, chapter: list[str], pattern: str) -> int:
     """Return how often a pattern occurs in the prose of a chapter."""
-    pages = map(parse, map(site.plain, chapter))
+    pages = map(parse, map(site.markdown, chapter))
     prose = "\n".join(line for page in pages for _, line in page.prose())
     return len(re.findall(pattern, prose))
 

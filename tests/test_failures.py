@@ -11,7 +11,7 @@ import uuid
 from pathlib import Path
 
 import pytest
-from processes import HANG, as_in_a_terminal, end, left_behind, processes_with, start, until
+from processes import HANG, end, left_behind, processes_with, start, until, use_default_signals
 
 ROOT = Path(__file__).resolve().parent.parent
 PROGRAMS = ROOT / "snippets/clusters"
@@ -116,7 +116,7 @@ def test_an_interrupted_program_leaves_no_process_and_no_file(
         env=os.environ | {"TAG": tag, "TMPDIR": str(tmp_path)},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        preexec_fn=as_in_a_terminal,
+        preexec_fn=use_default_signals,
     )
     try:
         until(lambda: list(tmp_path.glob(first_file)), running)

@@ -179,11 +179,11 @@ def test_the_finished_program_runs_in_a_folder_without_other_files(
     lab, ranks = lab_run
     reference, warm = REFERENCES[lab], pytestconfig.stash[SESSION].warm
     command = f"torchrun --nproc-per-node={ranks} {reference.name}"
-    if warm is not None and not warm.takes(command, f"labs/{reference.name}", number=1):
+    if warm is not None and not warm.accepts(command, f"labs/{reference.name}", number=1):
         warm = None  # as typed
     with runner.empty_folder() as folder:
         (folder / reference.name).write_text(reference.read_text())
-        done = runner.run(command, folder, limit=HANG, warm=warm)
+        done = runner.run(command, folder, limit=HANG, launcher=warm)
     assert (done.status, done.timed_out, done.leftovers) == (0, False, []), (
         done.stdout + done.stderr
     )
@@ -942,7 +942,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
          "Grading was interrupted."),
         # no folder has free space
         ("tempfile._candidate_tempdir_list = list",
-         f"{host_checks.FULL}: check.py cannot write its temporary files. Free some space, or set the "
+         f"{host_checks.DISK_FULL}: check.py cannot write its temporary files. Free some space, or set the "
          "environment variable TMPDIR to a different folder."),
     ],
     ids=["an interrupt while ranks are forked", "no folder for temporary files"],

@@ -95,7 +95,7 @@ def test_a_full_disk_is_reported(book: Book) -> None:
     small.mkdir()
     script = f"mount -t tmpfs -o size=64k none '{small}'; {PYTEST} -k cpu"
     status, output = run_in_namespaces("--mount", script, book.root, TMPDIR=str(small))
-    assert status != 0 and f"{host_checks.FULL}: make room" in output, output
+    assert status != 0 and f"{host_checks.DISK_FULL}: make room" in output, output
     assert "Traceback" not in output, output
 
 
@@ -163,7 +163,8 @@ def test_an_incomplete_copy_is_removed_on_a_full_disk(tmp_path: Path) -> None:
     status, output = run_in_namespaces("--mount", f"cd '{tmp_path}'; {script}", tmp_path)
     assert status == 0, output
     assert (
-        f"start.py cannot write my_labs/lab02_ddp.py: {host_checks.FULL}. Make sure" in output
+        f"start.py cannot write my_labs/lab02_ddp.py: {host_checks.DISK_FULL}. Make sure"
+        in output
     ), output
 
 

@@ -30,7 +30,7 @@ RUN = (
 def all_notebooks() -> dict[str, nbformat.NotebookNode]:
     """Return the notebooks of all programs that have one, by the path of the program."""
     page = "What it does.", "https://book.example/", "https://github.com/a/b"
-    with_notebook = [each for each in programs(ROOT) if notebooks.place(each)]
+    with_notebook = [each for each in programs(ROOT) if notebooks.notebook_uri(each)]
     texts = {each.name: notebooks.notebook(each, *page) for each in with_notebook}
     return {name: nbformat.from_dict(json.loads(text)) for name, text in texts.items()}
 

@@ -17,7 +17,7 @@ from processes import HANG
 
 from worldsize.execution import requirements
 from worldsize.model import page
-from worldsize.model.program import MEASURED, Program, is_program, on_gpus, programs
+from worldsize.model.program import MEASURED, Program, gpu_commands, is_program, programs
 from worldsize.model.transcript import APPROXIMATE, Tolerances, Transcript, same_line
 
 yaml = pytest.importorskip("yaml")
@@ -333,15 +333,17 @@ TAKES_GPUS = re.compile(
 
 
 def test_each_program_that_needs_a_gpu_has_commands_for_one() -> None:
-    listed = on_gpus(ROOT)
+    listed = gpu_commands(ROOT)
     for name, commands in listed.items():
         program = Program(ROOT, ROOT / name)
         assert is_program(program.path, ROOT) and program.path.exists(), name
         assert len(TAKES_GPUS.findall(commands)) == commands.count("$ "), name
-        shown = program.on_gpu.text()
+        shown = program.gpu_template.text()
         assert program.path.name in shown and "cuda_on_cpu" not in shown, name
         nvcc = [
-            each for each in program.on_gpu.commands if each.command_line.startswith("nvcc ")
+            each
+            for each in program.gpu_template.commands
+            if each.command_line.startswith("nvcc ")
         ]
         assert len(nvcc) == (program.path.suffix == ".cu"), name
     for program in programs(ROOT):

@@ -556,7 +556,7 @@ def test_the_arithmetic_of_a_question_gives_its_answer(questions: dict[str, Ques
     ]
     assert computed
     for question in computed:
-        check_number(question, question.computed())
+        check_number(question, question.expression_value())
 
 
 # ---- a program whose output differs, and an invalid file
@@ -674,7 +674,7 @@ WRONG = {
         edited(
             ONE, kind="several", options=[each | {"right": True} for each in ONE["options"]]
         ),
-        "o: the options must contain right ones and wrong ones",
+        "o: there must be at least one right option and one wrong option",
     ),
     "an option twice": (edited(ONE, options=[*ONE["options"], ONE["options"][0]]), "occurs twice"),
     "an option without feedback": (
@@ -693,7 +693,7 @@ WRONG = {
         edited(NUMBER, wrong_values=[{"value": 1024, "feedback": "w"}]), "n: the wrong value 1024 counts as right",
     ),
     "a second name for bytes": (
-        edited(NUMBER, other_units=["octets"]), "n: `other_units` is for units that are not bytes",
+        edited(NUMBER, other_units=["octets"]), "n: remove `other_units`: all units of bytes are accepted",
     ),
     "an expression with another value": (
         edited(NUMBER, expression="32 * 16"), "n: the answer is 1024, but `expression` gives 512",

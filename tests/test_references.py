@@ -179,7 +179,7 @@ def test_the_time_of_a_reading_order_is_the_sum_of_its_entries() -> None:
     for order in DATA.orders:
         total = sum(ENTRIES[name].minutes for name in order.read)
         heading = f"### {order.title}: {references.duration(total)} {{"
-        assert f"\n{heading}" in f"\n{references.shown('orders', DATA)}"
+        assert f"\n{heading}" in f"\n{references.render('orders', DATA)}"
         assert all(ENTRIES[name].minutes for name in order.read)
         assert all(ENTRIES[name].basis not in {"title", "part"} for name in order.read)
 
@@ -193,7 +193,7 @@ def test_the_five_readings_take_an_hour() -> None:
 
 
 def test_entries_of_a_topic_are_sorted_by_priority() -> None:
-    for topic in references.shown("entries", DATA).split("\n### ")[1:]:
+    for topic in references.render("entries", DATA).split("\n### ")[1:]:
         found = re.findall(r'data-priority="(\w+)"', topic)
         assert found
         assert found == sorted(found, key=list(references.PRIORITIES).index)
@@ -233,7 +233,7 @@ def test_a_duration_is_printed_in_minutes_or_quarters_of_an_hour(
         ("basis: opened", "basis: part", "`read_scope` is missing"),
         ("focus: Section 3.", "focus: Section 3", "focus must be a sentence"),
         ("insight: One thing.", "insight: One | thing.", "insight must be a sentence"),
-        ("minutes: 60", 'minutes: 60\n  labs: ["77"]', "one of them does not exist"),
+        ("minutes: 60", 'minutes: 60\n  labs: ["77"]', "labs: there is no lab 77"),
     ],
 )
 def test_an_error_in_an_entry_is_reported_with_its_line(
@@ -252,13 +252,13 @@ def test_an_error_in_the_file_is_reported() -> None:
     with pytest.raises(DataError, match=r"references\.yml: one: occurs twice"):
         references.load(twice)
     for topic in ("topic: hero", "topic: zero\n  also: [hero]"):
-        with pytest.raises(DataError, match=r"references\.yml: one: hero: no such topic"):
+        with pytest.raises(DataError, match=r"references\.yml: one: there is no topic hero"):
             references.load(GOOD.replace("topic: zero", topic))
     order = GOOD.replace("orders: []", "orders: [{title: First, why: So., read: [two]}]")
-    with pytest.raises(DataError, match=r"references\.yml: First: no entry 'two'"):
+    with pytest.raises(DataError, match=r"references\.yml: First: there is no entry 'two'"):
         references.load(order)
     item = "{number: '1', title: First, video: two, post: one, take: a, book: b}"
-    with pytest.raises(DataError, match=r"references\.yml: First: no entry 'two'"):
+    with pytest.raises(DataError, match=r"references\.yml: First: there is no entry 'two'"):
         references.load(GOOD.replace("syllabus: []", f"syllabus: [{item}]"))
     with pytest.raises(DataError, match="missing required field `syllabus`"):
         references.load(GOOD.replace("syllabus: []\n", ""))

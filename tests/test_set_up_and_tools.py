@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from worldsize.model.page import expanded, read
+from worldsize.model.page import expand_embeds, read
 
 INPUTS = [
     "docs/11_tools.md",
@@ -103,7 +103,7 @@ def test_the_table_and_the_text_name_the_same_torchvision_releases() -> None:
 def test_the_first_commands_write_the_program_that_they_run(tmp_path: Path) -> None:
     """A reader pastes the first two blocks into a terminal in an empty folder."""
     install, first = [
-        expanded(fence, ROOT)
+        expand_embeds(fence, ROOT)
         for fence in read(ROOT / "docs/setup.md").fences
         if fence.language == "bash"
     ][:2]

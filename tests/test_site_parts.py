@@ -300,11 +300,11 @@ TEXT = "a cell with more words than a phone has room for"
 def test_a_table_too_wide_for_a_phone_becomes_cards_or_scrolls(
     rows: list[str], kind: str
 ) -> None:
-    assert f'<table class="{kind}"' in tables.laid_out(table(*rows))
+    assert f'<table class="{kind}"' in tables.with_layout(table(*rows))
 
 
 def test_a_card_contains_the_titles_of_its_cells() -> None:
-    html = tables.laid_out(table("you see | it's <b>so</b> | ", f"{TEXT} | {TEXT} | {TEXT}"))
+    html = tables.with_layout(table("you see | it's <b>so</b> | ", f"{TEXT} | {TEXT} | {TEXT}"))
     style = "--title-1: 'you see: '; --title-2: 'it\\'s so: '"
     assert f' style="{escape(style)}"' in html
 
@@ -321,7 +321,7 @@ def test_a_card_contains_the_titles_of_its_cells() -> None:
     ],
 )
 def test_long_code_in_a_cell_can_break_after_separators(code: str, shown: str | None) -> None:
-    html = tables.laid_out(table("a | b", f"<code>{code}</code> | 1"))
+    html = tables.with_layout(table("a | b", f"<code>{code}</code> | 1"))
     expected = f'<code class="long">{shown}</code>' if shown else f"<code>{code}</code>"
     assert expected in html
 
@@ -501,7 +501,7 @@ def test_syntax_of_this_site_becomes_plain_markdown() -> None:
         get_file_from_path=lambda path: path in pages and SimpleNamespace(url=pages[path])
     )
     page = SimpleNamespace(file=SimpleNamespace(src_uri="t/a.md"), url="t/a/")
-    markdown_text = llms_txt.text(
+    markdown_text = llms_txt.plain_markdown(
         RICH.splitlines(),
         page,
         SimpleNamespace(site_url="https://a.example/s/"),

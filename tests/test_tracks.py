@@ -191,8 +191,9 @@ def test_the_path_contains_every_part_and_lab(track: Track) -> None:
 def test_every_part_has_time_to_run_programs(track: Track) -> None:
     """The time of a part is at least 1.5 times the reading time of its sections."""
     for part in track.parts:
-        if part.minutes and not part.stated:
-            assert part.reading * 1.5 <= part.minutes, f"{part.id}: {part.reading} min to read"
+        if part.minutes and not part.states_minutes:
+            reading = part.reading_minutes
+            assert reading * 1.5 <= part.minutes, f"{part.id}: {reading} min to read"
 
 
 def test_a_time_is_printed_in_hours_and_minutes() -> None:
@@ -207,7 +208,7 @@ def test_labs_have_the_hours_of_their_texts(track: Track) -> None:
     checked = set()
     for part in track.parts:
         for row in part.rows:
-            if not row.stated or not re.fullmatch(r"lab\d\d", row.read[0]):
+            if not row.states_minutes or not re.fullmatch(r"lab\d\d", row.read[0]):
                 continue
             for lab in (ROOT / "labs").glob(f"{row.read[0]}_*.py"):
                 text = re.sub(r"\n# ", " ", lab.read_text("utf-8"))
@@ -294,7 +295,7 @@ def test_a_valid_track_is_read(write_track) -> None:
         ("run: p", "run: q", "one: a: the sections of the row do not embed the program 'q'"),
         ("            run: p\n", "", "one: a: the row needs a program to `run`"),
         ("#first", "#second", "one: a: the sections of the row do not embed the program 'p'"),
-        ("minutes: 10", "minutes: 2", "one: its rows need 3 minutes, more than the 2 of"),
+        ("minutes: 10", "minutes: 2", "one: the part has 2 minutes, but its rows need 3"),
         (
             "            outcome: do a\n",
             "",
@@ -308,7 +309,7 @@ def test_a_valid_track_is_read(write_track) -> None:
         ("minutes: 10", "minutes: ten", "t.yml:7: g: one: minutes: Expected `int`, got `str`"),
         ("name: One", "nome: One", "t.yml:7: g: one: Object "),
         ("[[one]]", "[[two]]", "path: no part, and no group with `short`, has the id 'two'"),
-        ("Why so", "Why not", "criterion c: 0 questions of 01_a.md: 'Why not'"),
+        ("Why so", "Why not", "criterion c: 0 questions of 01_a.md begin with 'Why not'"),
         ('["01_a?Why so"]', "[]", "t.yml:16: c: `shown` is empty"),
         (
             '"01_a?Why so"',
@@ -348,7 +349,9 @@ def test_minutes_of_rows_that_do_not_add_up_are_reported(write_track) -> None:
 
 def test_an_invalid_directive_stops_the_build(write_track, tmp_path: Path) -> None:
     write_track(GOOD)
-    fill = partial(yaml_schema.expand_directives, shows={"track": tracks.show}, root=tmp_path)
+    fill = partial(
+        yaml_schema.expand_directives, directives={"track": tracks.show}, root=tmp_path
+    )
     for words in ("t", "t maps", "t rows h", "t path g", "t, path"):
         with pytest.raises(DataError, match=f"<!-- track: {words} -->"):
             fill([f"<!-- track: {words} -->"])
@@ -360,10 +363,10 @@ def test_an_invalid_directive_stops_the_build(write_track, tmp_path: Path) -> No
 def test_a_track_is_read_once_in_each_build(write_track, tmp_path: Path) -> None:
     write_track(GOOD)
     with assume_unchanged({}):  # as during one build
-        before = tracks.loaded("t", tmp_path)
-        assert tracks.loaded("t", tmp_path) is before
+        before = tracks.load_once("t", tmp_path)
+        assert tracks.load_once("t", tmp_path) is before
     with assume_unchanged({}):
-        assert tracks.loaded("t", tmp_path) is not before
+        assert tracks.load_once("t", tmp_path) is not before
 
 
 def test_a_lab_is_shown_at_its_first_stop() -> None:
