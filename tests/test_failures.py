@@ -104,11 +104,11 @@ def test_a_checkpoint_is_synced_before_it_gets_its_name(tmp_path: Path) -> None:
 
 @linux
 @pytest.mark.parametrize(
-    ("program", "sign"),
+    ("program", "first_file"),
     [("node_cut_off", "*/beat.1"), ("kill_and_resume", "*/undisturbed/life.0")],
 )
 def test_an_interrupted_program_leaves_no_process_and_no_file(
-    program: str, sign: str, tmp_path: Path
+    program: str, first_file: str, tmp_path: Path
 ) -> None:
     tag = uuid.uuid4().hex
     running = subprocess.Popen(
@@ -119,7 +119,7 @@ def test_an_interrupted_program_leaves_no_process_and_no_file(
         preexec_fn=use_default_signals,
     )
     try:
-        until(lambda: list(tmp_path.glob(sign)), running)
+        until(lambda: list(tmp_path.glob(first_file)), running)
         assert len(processes_with(tag)) > 3  # the program, its torchruns and their ranks
         running.send_signal(signal.SIGINT)
         assert running.wait(timeout=HANG) != 0

@@ -1,7 +1,4 @@
-"""Wrong answers to labs/lab02_ddp.py, each with the hint that it must get.
-
-An entry without a hint is a right answer that is written in a different way.
-"""
+"""Wrong answers to labs/lab02_ddp.py."""
 
 # fmt: off
 from wrong_answers import Body, Table
@@ -1105,7 +1102,7 @@ wrong("torch_averages_again", step=8, hint="averaged_again", old=Body("accumulat
     average_gradients(ddp.module)
 """)
 
-# steps 1 to 8, found later
+# more answers to steps 1 to 8
 
 wrong("start_sets_the_rank", step=1, hint="device_index", old="torch.accelerator.set_device_index(local_rank)",
       new="torch.accelerator.set_device_index(int(os.environ['RANK']))")
@@ -1134,7 +1131,7 @@ wrong("buckets_launch_all_at_the_end", step=6, hint="launched_late", old=Body("B
 """)
 wrong("torch_sends_no_model", step=8, hint="not_sent_by_torch", old="    gradient_as_bucket_view=True,\n)", new="    gradient_as_bucket_view=True,\n    init_sync=False,\n)")
 
-# all steps
+# more mistakes in all steps
 
 wrong("hash_of_a_text", step=2, hint="unseeded",
       old="manual_seed(epoch)", new='manual_seed(hash(f"epoch {epoch}") % 2**31)')
@@ -1259,7 +1256,7 @@ wrong("torch_without_grad", step=8, hint="no_grad", old=Body("accumulate_with_to
     (loss_of(ddp, last) / len(micro_batches)).backward()
 """)
 
-# other machines, arguments that are ignored, and arguments that are changed
+# other machines, and arguments that are ignored or changed
 
 wrong("start_sets_no_device", step=1, hint="device_not_set", old=Body("start"), new="""
     local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
@@ -1412,7 +1409,7 @@ wrong("torch_no_sync_of_the_module", step=8, hint="no_sync_not_called", old=Body
     (loss_of(ddp, micro_batches[-1]) / len(micro_batches)).backward()
 """)
 
-# found by a learner's mistakes
+# right answers and mistakes of learners
 
 wrong("right_start_cpu_with_an_index", step=1, old=Body("start"), new="""
     local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
