@@ -101,7 +101,7 @@ def defined_in(code: list[ast.stmt]) -> set[str]:
     """Return the functions and classes of a program, without those that most programs have."""
     kinds = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
     found = {each.name for each in code if isinstance(each, kinds)}
-    return found - {"main", "start", "check", "stop_at_blank"}
+    return found - {"main", "init_distributed", "check", "stop_at_blank"}
 
 
 @functools.cache
