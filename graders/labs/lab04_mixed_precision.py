@@ -33,7 +33,7 @@ def require_result(found: Any, call: str) -> None:
 
 
 def require_values(found: Any, true: dict, kind: type | tuple, call: str) -> None:
-    """Raise `Wrong` unless `found` is a dict with values of this kind for the keys of `true`."""
+    """Raise `Wrong` unless `found` is a dict with such values for all keys of `true`."""
     require_result(found, call)
     require(isinstance(found, dict), f"{call} returns a {type(found).__name__}", "dict_kind")
     missing = [name for name in true if not isinstance(found.get(name), kind)]
