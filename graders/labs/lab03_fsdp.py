@@ -102,9 +102,9 @@ def random(*shape: int, seed: int = 3) -> torch.Tensor:
     return torch.randn(*shape, generator=generator, dtype=DTYPE)
 
 
-def small_model(lab: ModuleType) -> nn.Module:
+def small_model(reference: ModuleType) -> nn.Module:
     torch.manual_seed(7)
-    return lab.Net(WIDTH, HIDDEN, BLOCKS).double()
+    return reference.Net(WIDTH, HIDDEN, BLOCKS).double()
 
 
 def rows(lesson: Lesson, step: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -126,10 +126,10 @@ def whole_values(model: nn.Module) -> list[torch.Tensor]:
     return [parameter.full_tensor() for parameter in model.parameters()]
 
 
-def train_alone(lab: ModuleType, steps: int) -> nn.Module:
+def train_alone(reference: ModuleType, steps: int) -> nn.Module:
     """Return the model that one process has after this number of training steps."""
-    model = small_model(lab)
-    adam = lab.make_adam(list(model.parameters()))
+    model = small_model(reference)
+    adam = reference.make_adam(list(model.parameters()))
     for step in range(steps):
         adam.zero_grad()
         loss_of(model, random(ROWS, WIDTH, seed=step)).backward()
