@@ -352,13 +352,13 @@ MISTAKES = {
 @LAB.step(
     1, "join the process group and choose the device",
     "all ranks are in one group, and each rank has its own device or uses the CPU",
-    "start", joins=False,
+    "init_distributed", joins=False,
     crashes={
         "NCCL|nccl": "no_gpu",
         "'(int|str)' and '(int|str)'|must be int, not str": "env_text",
     },
 )  # fmt: skip
-def start(submission, reference, lesson):
+def init_distributed(submission, reference, lesson):
     signature, not_set = inspect.signature(dist.init_process_group), []
 
     def address() -> str:
@@ -367,21 +367,22 @@ def start(submission, reference, lesson):
     def check_address(*args: Any, **kwargs: Any) -> None:
         method = signature.bind(*args, **kwargs).arguments.get("init_method") or "env://"
         used = method.rpartition("/")[2] or address()
-        what = f"torchrun sets the address {given}, and start() uses {used}"
+        what = f"torchrun sets the address {given}, and init_distributed() uses {used}"
         require(used == given, what, "own_address")
 
     given = address()
     before(dist, "init_process_group", check_address)
-    n, device = lesson.world, submission.start()
-    require(dist.is_initialized(), "start() did not initialise a process group", "not_joined")
+    n, device = lesson.world, submission.init_distributed()
+    what = "init_distributed() did not initialise a process group"
+    require(dist.is_initialized(), what, "not_joined")
     actual = dist.get_rank(), dist.get_world_size()
     what = f"in the process group, rank {lesson.rank} of {n} is rank {actual[0]} of {actual[1]}"
     require(actual == (lesson.rank, n), what, "not_joined")
     dist.all_reduce(torch.ones(1))
     yield f"{n} ranks are in one group, and an all-reduce completes"
-    require(device is not None, "start() returns None", "start_none")
+    require(device is not None, "init_distributed() returns None", "start_none")
     is_device = isinstance(device, torch.device)
-    require(is_device, "start() does not return a torch.device", "not_a_device")
+    require(is_device, "init_distributed() does not return a torch.device", "not_a_device")
 
     def pick(number: int, rank: int) -> str:
         """Return the device of a rank, and check the group that it joins."""
@@ -400,8 +401,8 @@ def start(submission, reference, lesson):
             mock.patch.multiple(device_mesh, **group),
             mock.patch.multiple(submission, create=True, **group),
         ):
-            device = submission.start()
-        what = f"with {number} accelerators for {n} ranks, start() returns a"
+            device = submission.init_distributed()
+        what = f"with {number} accelerators for {n} ranks, init_distributed() returns a"
         is_device = isinstance(device, torch.device)
         require(
             is_device, f"{what} {type(device).__name__}, not a torch.device", "not_a_device"
