@@ -31,7 +31,7 @@ def init_distributed() -> torch.device:
     count = torch.accelerator.device_count()
     shared = count > 0 and os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
     if (count < local_world and not shared) or torch.backends.mps.is_available():
-        if torch.cuda.is_available() and local_rank == 0:
+        if count and torch.version.cuda and local_rank == 0:
             advice = "NCCL_MULTI_RANK_GPU_ENABLE=1 lets ranks share a GPU (NCCL 2.30 or newer)"
             print(f"{local_world} ranks use the CPU and gloo. {advice}", file=sys.stderr)
         dist.init_process_group("gloo")  # on the CPU; mps has no collectives
