@@ -16,7 +16,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-MACHINES = [(0, 2), (1, 1), (1, 4), (2, 4), (2, 3), (4, 4), (8, 8), (4, 8)]  # GPUs, ranks
+MACHINES = [(0, 2), (1, 1), (1, 4), (2, 4), (4, 6), (4, 4), (8, 8), (4, 8)]  # GPUs, ranks
 
 
 # --8<-- [start:init]
