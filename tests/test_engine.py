@@ -335,16 +335,18 @@ dist.barrier()
         ],
         "wrong_status.py::cpu": [
             "snippets/t/wrong_status.py",
-            "left with status 4, not status 3",
+            "exited with status 4, not 3",
         ],
         "unwritten.py::shown": ["snippets/t/unwritten.py:1: it has no transcript"],
         "unshown.py::shown": ["snippets/t/unshown.py:1: no page of docs/ embeds it"],
         "never.py::shown": ["snippets/t/never.cpu.txt:1: it was never recorded"],
-        "leak.py::cpu": ["snippets/t/leak.py:1", "the folder it ran in"],
+        "leak.py::cpu": ["snippets/t/leak.py:1", "the folder that it ran in"],
         "flood.py::cpu": ["flood.cpu.txt:2", "lines more"],
         "muddle.py::cpu": ["snippets/t/muddle.cpu.txt:2: output before the first"],
         "dollar.py::cpu": ["snippets/t/dollar.py:1", "would read as a transcript's own line"],
-        "gone.cpu.txt::stray": ["snippets/t/gone.cpu.txt:1: there is no program of this name"],
+        "gone.cpu.txt::stray": [
+            "snippets/t/gone.cpu.txt:1: this folder contains no program with this name"
+        ],
         "figure.py::cpu": ["snippets/t/figure.svg", "-time (ms)", "+time (s)"],
         "needs_gpu.py::cpu": ["snippets/t/needs_gpu.py:1", "one sentence"],
         "missing_section.md": [
@@ -352,14 +354,14 @@ dist.barrier()
             "no section, function or class 'nowhere'",
         ],
         "missing_file.md": ["docs/missing_file.md:4", "snippets/t/nofile.py does not exist"],
-        "unhandled.md:3": ["docs/unhandled.md:3: nothing handles the language 'brainfuck'"],
-        "unhandled.md:7": ["docs/unhandled.md:7: a fence without a language"],
+        "unhandled.md:3": ["docs/unhandled.md:3: no test can check the language 'brainfuck'"],
+        "unhandled.md:7": ["docs/unhandled.md:7: this code block has no language"],
         "unclosed.md": ["docs/unclosed.md:3"],
-        "tilde.md": ["docs/tilde.md:3: nothing would run this block"],
-        "quote.md": ["docs/quote.md:3: nothing would run this block"],
-        "odd.md": ["docs/odd.md:3: pytest-codeblocks sees another block here"],
-        "mark.md": ["docs/mark.md:3: skip a block by a reason"],
-        "bare.md": ["docs/bare.md:3: an embed stands inside a fence"],
+        "tilde.md": ["docs/tilde.md:3: no test would run this block"],
+        "quote.md": ["docs/quote.md:3: no test would run this block"],
+        "odd.md": ["docs/odd.md:3: pytest-codeblocks finds a different block here"],
+        "mark.md": ["docs/mark.md:3:", "write the reason into its header"],
+        "bare.md": ["docs/bare.md:3: put this embed into a code block"],
         "nested.md:5": ["docs/nested.md:7:", "in the list"],
         "nested.md:12": ["docs/nested.md:13:", "in the tab"],
         "nested.md:18": ["docs/nested.md:20:", "in the admonition"],
@@ -378,7 +380,7 @@ dist.barrier()
             "+ two",
         ],
         "shells.md:19": ["docs/shells.md:19: this is not a shell script"],
-        "shells.md:23": ["docs/shells.md:23: a skipped block must say why"],
+        "shells.md:23": ["docs/shells.md:23: this block is skipped without a reason"],
         "quotes.md:7": ["docs/quotes.md:8: no program printed this line"],
     }.items(),
     ids=lambda value: value if isinstance(value, str) else "",
@@ -658,7 +660,7 @@ def test_where_nothing_has_changed_nothing_is_even_collected(book: Book) -> None
     """Any file counts, and any tool of the machine."""
     book.program("once", "print(1)\n", "$ python once.py\n1\n")
     book.write(".gitignore", ".cache/\n__pycache__/\n.venv*\n")
-    same = "nothing has changed since everything passed: 4 passed, 0 skipped"
+    same = "nothing has changed since all tests passed: 4 passed, 0 skipped"
     assert same not in book.pytest().text
     book.write(".venv-2.15.0/torch.py", "")  # what is installed is known by its version
     assert same in book.pytest("-n", "2").text
@@ -847,7 +849,7 @@ dist.destroy_process_group()
     warm = book.pytest("snippets", "-k", "cpu", "--no-cache", "--launcher=prefork", warm=True)
     assert plain.status == 0, plain.text
     assert warm.status == 0, warm.text
-    assert "did something else when started warm" not in warm.text
+    assert "differed when it was forked" not in warm.text
 
 
 def test_what_starts_warm_copies_little_and_leaves_soon(tmp_path: Path) -> None:
@@ -928,7 +930,7 @@ def test_what_a_warm_program_starts_is_a_fork_and_begins_anew(book: Book) -> Non
         "$ python execs.py\nwarm b'a' passed\nwarm b'b' kept\n",
     )
     report = book.pytest("snippets", "-k", "cpu", "--no-cache", "--launcher=prefork", warm=True)
-    assert report.status == 0 and "right as typed" not in report.text, report.text
+    assert report.status == 0 and "differed when it was forked" not in report.text, report.text
 
 
 def test_commands_start_warm_and_a_doubt_is_settled_as_typed(book: Book) -> None:
@@ -945,7 +947,9 @@ def test_commands_start_warm_and_a_doubt_is_settled_as_typed(book: Book) -> None
     book.write("docs/blocks.md", f"# B\n{block.format(True)}{block.format(False)}")
     report = book.pytest("--no-cache", warm=True)
     assert "= 14 passed" in report.text, report.text
-    doubted = "did something else when started warm, right as typed: snippets/t/doubted.py::cpu"
+    doubted = (
+        "differed when it was forked, but passed as it is typed: snippets/t/doubted.py::cpu"
+    )
     assert doubted in report.text
     report = book.pytest("snippets", "-k", "kept and cpu", "--no-cache")
     assert report.status == 1, report.text
@@ -1383,7 +1387,7 @@ def test_each_kind_of_gpu_has_a_transcript_and_is_held_to_its_own(gpu: Gpu) -> N
     assert why in report.messages["snippets.t.first::cuda"]
     gpu.list(first="$ python first.py", both="$ python both.py again")
     report = gpu.book.pytest("snippets/t/both.py", "-k", "shown")
-    assert "both.cuda.txt:1: snippets/gpu.toml says other commands" in report.text
+    assert "both.cuda.txt:1: snippets/gpu.toml does not list these commands" in report.text
     assert gpu.record("snippets/t/both.py")[0] == 0
     assert "$ python both.py again\n2.5\n" in gpu.book.read("snippets/t/both.a100.txt")
     assert "$ python both.py\n1.5\n" in gpu.book.read("snippets/t/both.cuda.txt")
@@ -1444,12 +1448,13 @@ def test_where_no_gpu_has_recorded_anything_there_is_nothing_to_fail(book: Book)
     report = book.pytest("--device", "cuda", path)
     assert report.status == 0
     assert (
-        "none of these programs has been recorded on a GPU yet (`make record-gpu` does)"
+        "no GPU transcript of these programs was recorded yet (use `make record-gpu`)"
         in report.text
     )
     assert book.pytest("--device", "cuda", path, "-k", "other").status == 5
     assert (
-        "`make record-gpu` records on GPUs" in book.pytest("--device", "cuda", "--record").text
+        "Use `make record-gpu` to record on GPUs"
+        in book.pytest("--device", "cuda", "--record").text
     )
 
 
@@ -1461,7 +1466,7 @@ def test_what_each_part_took_is_said_whatever_else_happens(book: Book) -> None:
         """
         from worldsize.testing import plugin
 
-        plugin.WORTH_A_LOOK = 0.0
+        plugin.MIN_MEASURED_DURATION = 0.0
         counted = iter([10.0, 17.0, 2.0, 5.0])
         plugin.processes.processor_seconds = lambda: next(counted)
         """,
@@ -1495,12 +1500,12 @@ def test_what_works_longer_than_its_budget_fails_where_one_asks(
     work = "import time\nwhile time.process_time() < 0.1:\n    pass\n"
     for name in ("hungry", "modest"):  # through a pipe, which is not started warm
         book.program(name, work, f"$ python {name}.py | cat\n")
-    said = r"snippets/t/hungry\.py took \d+\.\d s of processor time, tests/budget\.toml allows 0\.01"
+    said = r"snippets/t/hungry\.py needed \d+\.\d s of processor time, but tests/budget\.toml allows only 0\.01"
     strict = book.pytest("snippets", "--no-cache", "--strict-time", "-n", "2")
     assert strict.status == pytest.ExitCode.TESTS_FAILED, strict.text
     assert set(strict.outcomes.values()) == {"passed"}
     assert re.search(f"^{said}$", strict.text, re.M), strict.text
-    assert "modest.py took" not in strict.text
+    assert "modest.py needed" not in strict.text
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
     warning = f"^::warning file=snippets/t/hungry\\.py::{said}$"
     for warm in (True, False):

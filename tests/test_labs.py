@@ -171,7 +171,7 @@ def test_reference_runs_alone_in_an_empty_folder(
     lab_run: LabRun, pytestconfig: pytest.Config
 ) -> None:
     lab, ranks = lab_run
-    reference, warm = REFERENCES[lab], pytestconfig.stash[SESSION].warm
+    reference, warm = REFERENCES[lab], pytestconfig.stash[SESSION].launcher
     command = f"torchrun --nproc-per-node={ranks} {reference.name}"
     if warm is not None and not warm.takes(command, f"labs/{reference.name}", number=1):
         warm = None  # as typed

@@ -482,7 +482,7 @@ def test_a_measured_number_in_a_label_may_differ_as_in_an_output() -> None:
             "<text>exposed ≈34 ms</text><text>waiting</text>",
         )
     )
-    assert "other words" in str(figures.figure_difference(old, new))
+    assert "different labels" in str(figures.figure_difference(old, new))
     assert figures.figure_difference(old, new, Tolerances((".*",))) is None
     assert "+waiting" in str(figures.figure_difference(old, more, Tolerances((".*",))))
 
@@ -540,10 +540,10 @@ def faults(book: Book, text: str, **run_options: object) -> list[str]:
         ('```python skip="why"\nif\n```\n', "docs/p.md:2: invalid syntax"),
         ("```yaml\na: 1\n---\nb: [\n```\n", "docs/p.md:5: not a valid YAML"),
         ("```yaml\na: 1\n---\napiVersion: v1\n```\n", "docs/p.md:1: not a valid Kubernetes"),
-        ('```bash\n--8<-- "snippets/t/a.py"\n```\n', "docs/p.md:1: snippets/t/a.py in a fence"),
+        ('```bash\n--8<-- "snippets/t/a.py"\n```\n', "docs/p.md:1: snippets/t/a.py is not"),
         (
             '```text\n--8<-- "snippets/t/b.cpu.txt"\n```\n',
-            "docs/p.md:1: snippets/t/b.cpu.txt is",
+            "docs/p.md:1: snippets/t/b.cpu.txt is a transcript",
         ),
         ('```text\n--8<-- "snippets/t/a.cpu.txt"\n```\n', ""),
     ],
@@ -609,13 +609,13 @@ def test_a_file_that_changes_meanwhile_is_not_what_passed(book: Book) -> None:
 
 def test_a_mutant_is_one_place_behind_any_letters(book: Book) -> None:
     source = 'x = "Ψ≈", 3 - 1\n'
-    (made,) = mutation.made(source)
+    (made,) = mutation.generate(source)
     assert made.source == 'x = "Ψ≈", (3 + 1)\n'
     path = book.program("add", "print(1 + 1, 1 + 1)\n", "$ python add.py\n2 2\n")
     book.write("tests/mutants/t.toml", f'["{path}"]\n"twice" = ["1 + 1", "1 - 1"]\n')
     program = Program(book.root, book.root / path)
     with pytest.raises(BookError, match="occurs 2 times"):
-        mutation.of(program, "written")
+        mutation.mutants_of_program(program, "written")
     mutant = mutation.Mutant("what", 1, "change", "print(3)\n")
     assert mutant.source in plugin._mutant_inputs(program, mutant)
 
