@@ -1,4 +1,4 @@
-"""Fixtures and hooks of all tests: small books, the built site, and the record of read files."""
+"""Fixtures and hooks of all tests: small books, the built site, and the log of read files."""
 
 from __future__ import annotations
 
@@ -217,8 +217,8 @@ def served_index(item: pytest.Item) -> int | None:
     """Return the index of `SERVED_FILES` with the files that a test requested from the site.
 
     Return 1 if the test uses a fixture of its module, because the first test of the module then
-    requests the files for all of them. Return None if the test does not use the server, or if it
-    also uses the folder of the site.
+    requests the files for all of them. Return None if the test does not use the server, or if
+    it also uses the folder of the site.
     """
     if "site_url" not in item.fixturenames:
         return None

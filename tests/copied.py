@@ -1,7 +1,7 @@
 """Test the classes and functions that readers copy from chapters, on different models.
 
-`torchrun --nproc-per-node=N copied.py` runs all cases, and prints the errors of those that fail.
-The results must equal the results of one process that does not use the tested class.
+`torchrun --nproc-per-node=N copied.py` runs all cases, and prints an error for each case that
+fails. The results must equal the results of one process that does not use the tested class.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ def hooked_ddp(model: Model, case: Case) -> Training:
 
 
 def bucketed_ddp(model: Model, case: Case) -> Training:
-    """Return a training that calls zero_grad of the optimizer and of the wrapper alternately."""
+    """Return a training that alternates between the zero_grad of optimizer and wrapper."""
     training = ddp_training(program("02_ddp/buckets").BucketedDDP(model, 200), case, "wait")
     zero_grads = itertools.cycle([training.optimizer.zero_grad, training.model.zero_grad])
     return training._replace(zero_grad=lambda: next(zero_grads)())
@@ -1255,7 +1255,7 @@ def checkpoint_elsewhere() -> None:
     apply(torch.tanh, True, torch.randn(2, 3, device="meta", requires_grad=True))
 
 
-TENSOR_CASES = {  # name → the function that every rank runs, and the beginning of its error message
+TENSOR_CASES = {  # name → the function, and the beginning of its error message or None
     "ZigzagRing": (zigzag_ring, None),
     "ZigzagRing: half a chunk": (lambda: zigzag_of(5, 5), "q, k and v of a rank need"),
     "ZigzagRing: more keys": (lambda: zigzag_of(4, 8), "q, k and v of a rank need"),

@@ -95,7 +95,7 @@ def assert_gets_its_hint(
 ) -> None:
     """Fail unless the grader gives a wrong answer its hint, and no other hint.
 
-    All selected answers in ``others``, which contains ``answer``, are graded once, in one process.
+    All selected answers in ``others``, which contains ``answer``, are graded together once.
     """
     answer.program()  # fails if this entry does not fit the reference
     output = _verdicts(tuple(each for each in others if each in _selected(session)))[answer]
@@ -110,8 +110,8 @@ def hints_not_provoked(name: str) -> set[str]:
     return set(grader(table.reference.stem).LAB.hints.texts) - provoked
 
 
-# A program that calls the function main of check.py once for each step, with all wrong answers to
-# this step. The other steps of a wrong answer are not graded, because they equal the reference.
+# A program that calls the function main of check.py once for each step, with all wrong answers
+# to this step. The other steps of a wrong answer are not graded: they equal the reference.
 GRADE_ALL = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
@@ -129,7 +129,7 @@ for step, names in json.loads(sys.argv[2]).items():
 
 @functools.cache
 def _verdicts(answers: tuple[Answer, ...]) -> dict[Answer, str]:
-    """Grade wrong answers in one process, and return the output of check.py for each of them."""
+    """Grade wrong answers in one process; return the output of check.py for each of them."""
     with tempfile.TemporaryDirectory() as folder:
         steps: dict[int, list[str]] = {}
         names: dict[Answer, str] = {}

@@ -1,4 +1,4 @@
-"""Tests that the classes and functions that readers copy from pages work on different models."""
+"""Tests that classes and functions that readers copy from pages work on different models."""
 
 from __future__ import annotations
 
@@ -79,7 +79,8 @@ REASONS = {
     "it simulates, counts or logs something, and needs no model": """
         two_link_dispatch:Hop record_stream:Allocator record_stream:Stream
         block_tables:TextPool fragmentation:Segments fragmentation:Expandable
-        staging:CopyEngine nvme_bytes:Counting metrics:Metrics gpu_metrics:Gpu gpu_metrics:Log""",
+        staging:CopyEngine nvme_bytes:Counting metrics:Metrics gpu_metrics:Gpu
+        gpu_metrics:Log""",
     "it needs a parameter, not a model": "mixed_precision_policy:vectors_in_fp32",
 }
 
@@ -87,9 +88,9 @@ REASONS = {
 def needs_a_model(node: ast.ClassDef | ast.FunctionDef) -> bool:
     """Return whether a reader can use this class or function with a different model.
 
-    This is so for a class, unless it contains data. It is also so for a function with a parameter
-    for any model or optimizer. The annotation of such a parameter is a type of torch. A function
-    whose parameter has a class of the program as its type works only with this class.
+    This is so for a class, unless it contains data. It is also so for a function with a
+    parameter for any model or optimizer. The annotation of such a parameter is a type of torch.
+    A function whose parameter has a class of its program as type works only with this class.
     """
     if isinstance(node, ast.ClassDef):
         is_dataclass = any(ast.unparse(d).startswith("dataclass") for d in node.decorator_list)

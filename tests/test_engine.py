@@ -1,4 +1,4 @@
-"""Tests of the pytest plugin with small books: each mistake gives a message with file and line."""
+"""Tests of the pytest plugin with small books, most of which contain mistakes."""
 
 from __future__ import annotations
 
@@ -430,7 +430,7 @@ def test_broken_book_leaves_no_process_running(broken_book_report: Report) -> No
     assert left_behind(ORPHAN, in_command=True) == []
 
 
-# --- books with one mistake ---------------------------------------------------------------------
+# --- other small books ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("fork", [False, True], ids=["process", "prefork"])
@@ -1247,7 +1247,7 @@ def test_with_a_different_number_of_ranks_a_program_works_or_prints_a_sentence(
     assert "snippets/t/fails.py:3: `torchrun --nproc-per-node=3 fails.py`" in report.text
 
 
-# --- GPUs: a fake nvidia-smi, a fake torch, and programs that need no GPU -----------------------
+# --- GPUs: a fake nvidia-smi, a fake torch, and programs that need no GPU ---------------------
 
 
 class Gpu:

@@ -1,4 +1,4 @@
-"""Tests of single parts of the packages model, execution and testing, mostly in this process."""
+"""Tests of single parts of the packages model, execution and testing."""
 
 from __future__ import annotations
 

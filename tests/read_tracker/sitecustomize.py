@@ -1,7 +1,7 @@
 """Log each file of the repository that this process opens to the file that READS names.
 
-A Python process imports this module when it starts, if this folder is in PYTHONPATH. The process
-of pytest imports it explicitly.
+A Python process imports this module when it starts, if this folder is in PYTHONPATH. The
+process of pytest imports it explicitly.
 """
 
 import os
