@@ -367,14 +367,14 @@ def frozen_after_sharding() -> None:
     fsdp_of(Model()).requires_grad_(False)(torch.arange(V)[None], scale=1.0)
 
 
-def state_of_another_model() -> None:
+def state_of_different_model() -> None:
     fsdp = fsdp_of(Model())
     state = fsdp.state_dict()
     state["head.weights"] = state.pop("head.weight")
     fsdp.load_state_dict(state)
 
 
-def state_of_another_shape() -> None:
+def state_of_different_shape() -> None:
     fsdp = fsdp_of(Model())
     fsdp.load_state_dict(fsdp.state_dict() | {"head.weight": torch.zeros(H, V)})
 
@@ -469,7 +469,7 @@ def tables(dtype: torch.dtype = torch.float64) -> None:
         assert not part.pool(*part.send_ids(ids[rank])).requires_grad
 
 
-def table_of_another_width() -> None:
+def table_of_different_width() -> None:
     kind = program("03_model_parallelism/sharded_embeddings").ByColumns
     with mock.patch.multiple(dist, get_rank=lambda: 0, get_world_size=lambda: 2):
         kind(torch.ones(3, 5))
@@ -548,14 +548,14 @@ def stages(m: int = 3) -> None:
     whole[0].requires_grad_(p == 1)
     batch, target = torch.randn(2, ROWS, H)
     F.mse_loss(whole(batch), target).backward()
-    plain = copy.deepcopy(whole[rank])
-    plain.zero_grad()
-    for tested in stages_after_step(plain, batch, target, m):
+    stage = copy.deepcopy(whole[rank])
+    stage.zero_grad()
+    for tested in stages_after_step(stage, batch, target, m):
         for parameter, truth in zip(tested.parameters(), whole[rank].parameters(), strict=True):
             torch.testing.assert_close(parameter.grad, truth.grad)
 
 
-def stage_of_another_width() -> None:
+def stage_of_different_width() -> None:
     with mock.patch.multiple(dist, get_rank=lambda: 0, get_world_size=lambda: 2):
         next(stages_after_step(nn.Linear(H, V), *torch.randn(2, ROWS, H), 1))
 
@@ -873,17 +873,23 @@ MODEL_CASES = {  # name → the function, and the beginning of its error message
     "MiniFSDP: parameters()": (parameters_of_shards, None),
     "MiniFSDP: frozen too late": (frozen_after_sharding, "freeze parameters before MiniFSDP"),
     "MiniFSDP: cast too late": (lambda: fsdp_of(Model()).half(), "cast or move the module"),
-    "MiniFSDP: a state of another model": (
-        state_of_another_model,
+    "MiniFSDP: a state of a different model": (
+        state_of_different_model,
         ".*\\['head.weight', 'head.weights'\\]",
     ),
-    "MiniFSDP: a state of another shape": (state_of_another_shape, ".*\\['head.weight'\\]"),
+    "MiniFSDP: a state of a different shape": (
+        state_of_different_shape,
+        ".*\\['head.weight'\\]",
+    ),
     "ColumnParallel, RowParallel, CopyToRanks, SumOverRanks": (linears_in_parallel, None),
     "GatherTokens, ScatterSum": (tokens_in_parallel, None),
     "Exchange, AllToAll": (exchanges, None),
     "ByRows, ByColumns, MeanOfLosses": (tables, None),
     "ByRows, ByColumns: bf16": (lambda: tables(torch.bfloat16), None),
-    "ByColumns: another width": (table_of_another_width, "2 ranks do not divide the 5 columns"),
+    "ByColumns: a different width": (
+        table_of_different_width,
+        "2 ranks do not divide the 5 columns",
+    ),
     "VocabularyParallelLoss": (loss_over_shards, None),
     "RingAttention, ulysses_attention": (attention_of_all_ranks, None),
     "gpipe_step, OneFOneB": (stages, None),
@@ -892,8 +898,8 @@ MODEL_CASES = {  # name → the function, and the beginning of its error message
         lambda: one_f_one_b(H, m=5),
         "5 micro-batches do not",
     ),
-    "gpipe_step: another width": (stage_of_another_width, "every stage but the last"),
-    "OneFOneB: another width": (lambda: one_f_one_b(V), "every stage but the last"),
+    "gpipe_step: a different width": (stage_of_different_width, "every stage but the last"),
+    "OneFOneB: a different width": (lambda: one_f_one_b(V), "every stage but the last"),
     "norm_over_mesh, sum_over_ranks": (norms, None),
     "drifted, check_same_model": (check_of_equal_models, None),
     "SynchronizedBatchNorm": (lambda: synchronized_norm(ROWS, H), None),
@@ -1167,7 +1173,7 @@ def documents_and_zeros() -> None:
 
 
 def caches_of_others() -> None:
-    """Test a cache of a different length, a ring with a different dtype, and another model."""
+    """Test a cache of a different length, a ring in bf16, and models of a different size."""
     static = program("09_inference/static_cache").static
     q, k = torch.randn(2, 3, 1, 8), torch.randn(2, 3, 5, 8)
     keys = F.pad(k[:, :, :4], (0, 0, 0, 6))
@@ -1202,10 +1208,10 @@ def sampled_in_16_bits() -> None:
         program("09_inference/sampling_failures"),
     ):
         logits = torch.randn(2, 32000).mul(2).bfloat16()
-        kept, exact = (
+        count, exact = (
             module.top_p(x, 0.99).isfinite().sum() for x in (logits, logits.double())
         )
-        assert abs(kept / exact - 1) < 1e-3
+        assert abs(count / exact - 1) < 1e-3
         assert module.top_p(logits, 0.0).isfinite().sum(1).tolist() == [1, 1]
     penalty = program("09_inference/sampling").repetition_penalty
     logits, used = torch.randn(2, 9), torch.tensor([[1, 1], [8, 0]])
@@ -1266,7 +1272,7 @@ TENSOR_CASES = {  # name → the function, and the beginning of its error messag
 ONE_RANK_TENSOR_CASES = {  # the same for cases that need only one rank
     "TiledAttention, Flash": (tiles_in_pytorch, None),
     "Part, merge": (parts_of_keys, None),
-    "Checkpoint: another device": (
+    "Checkpoint: a different device": (
         checkpoint_elsewhere,
         "a checkpoint restores the random states",
     ),

@@ -391,8 +391,8 @@ def test_an_output_with_the_path_of_its_folder_is_an_error(book: Book) -> None:
 
 
 def test_a_transcript_without_a_first_line_is_recorded_even_if_it_is_right(book: Book) -> None:
-    path = book.program("typed", "print(1)\n", "$ python typed.py\n1\n")
-    transcript = book.write("snippets/t/typed.cpu.txt", "$ python typed.py\n1\n")
+    path = book.program("new", "print(1)\n", "$ python new.py\n1\n")
+    transcript = book.write("snippets/t/new.cpu.txt", "$ python new.py\n1\n")
     outcome = program_check.check(
         Program(book.root, book.root / path), "cpu", program_check.CheckOptions(record=True)
     )

@@ -232,7 +232,7 @@ class Session:
         name = option("--launcher")
         no_forks = name == "process" or (self.record and name == "auto")
         # the prefork launcher, or None if all commands start exactly as they are typed
-        self.launcher = None if no_forks else Launcher(fork_all=name == "prefork")
+        self.launcher = None if no_forks else Launcher(name == "prefork")
         self.run_options = program_check.CheckOptions(
             limit=option("--time-limit"), launcher=self.launcher, record=self.record
         )
@@ -607,13 +607,12 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo):
     report = yield
     if report.when == "call" or report.failed:
         report.book_inputs = item.stash.get(INPUTS, "")
-    duration = time.monotonic() - item.stash[START_TIME]
-    if report.when == "teardown" and duration > MIN_MEASURED_DURATION:
+    if report.when != "teardown":
+        return report
+    if time.monotonic() - item.stash[START_TIME] > MIN_MEASURED_DURATION:
         session = item.config.stash[SESSION]
-        before, session.processor_seconds = (
-            session.processor_seconds,
-            processes.processor_seconds(),
-        )
+        before = session.processor_seconds
+        session.processor_seconds = processes.processor_seconds()
         # The sum decreases if a process has ended and its parent did not wait for it.
         report.processor_seconds = max(0.0, session.processor_seconds - before)
     return report
