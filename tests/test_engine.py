@@ -1091,18 +1091,18 @@ def test_job_scripts_run_in_labs_launch_and_need_a_page_or_a_transcript(book: Bo
     assert "it has no transcript" in results["slurm.forgotten.sh::shown"][1]
 
 
-def missing(root: Path, name: str, **checks: object) -> str | None:
+def missing(folder: Path, name: str, **checks: object) -> str | None:
     """Write a requirement with these checks; return its label if it is not met, or None."""
     lines = (
         f"{key} = {str(value).lower() if value is True else repr(value)}\n"
         for key, value in checks.items()
     )
     text = f"[requirements.it]\nlabel = 'the label'\n{''.join(lines)}[programs]\n{name!r} = ['it']\n"
-    path = root / "snippets/requirements.toml"
+    path = folder / "snippets/requirements.toml"
     path.parent.mkdir(exist_ok=True)
     path.write_text(text)
     requirements._read.cache_clear()
-    program = Program(root, root / name)
+    program = Program(folder, folder / name)
     return requirements.missing_requirement(program, Transcript.parse("$ python p.py\n"))
 
 
