@@ -1,4 +1,4 @@
-"""What the tests share: small books of their own, run by pytest in a process of its own."""
+"""Fixtures and hooks of all tests: small books, the built site, and the log of read files."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ import pytest
 from processes import HANG, use_default_signals
 
 from worldsize.model.fingerprint import file_hashes
-from worldsize.testing.plugin import SESSION, inputs_of, skip_unchanged
+from worldsize.testing.plugin import SESSION, inputs_of, mark_unchanged
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 ROOT = Path(__file__).resolve().parent.parent
-# Tests whose names begin alike share something that is slow to make: they go to one worker.
-TOGETHER = re.compile(
+# Tests with the same match share something that is slow to create, so they run in one worker.
+SHARED_SETUP = re.compile(
     r"tests/test_engine\.py::test_broken|"
     r"tests/test_labs\.py::test_wrong_answer_gets_its_hint\[lab\d+|"
     r"tests/test_labs\.py::test_check_survives|"
@@ -42,21 +42,26 @@ TOGETHER = re.compile(
     r"tests/test_assessment\.py::test_wrong_answer_gets_its_hint\["
     r"(?:(?P<small>assignment|challenge)|[a-z]+)"
 )
-ON_THE_SITE = re.compile(r"tests/test_(site|browser_\w+)\.py")
-# what the built site is made of
+SITE_TESTS = re.compile(r"tests/test_(site|browser_\w+)\.py")
+# the files and folders from which the site is built
 SITE = ["assessment", "src", "docs", "labs", "mkdocs.yml", "overrides", "snippets"]
 PROGRAMS_AND_PAGES = {*SITE} - {"src", "overrides"}
-READS, READ = Path(__file__).parent / "read_tracker", pytest.StashKey[int]()
-# read by all, or known to all tests
-NEVER = (".venv/", ".git/", ".cache/", "site/", "tests/read_tracker/", "requirements/")
-IMPORTED: dict[Path, set[str]] = {}  # what each module of tests read when it was imported
-SERVED: tuple[set[str], set[str]] = set(), set()  # files of the site: in a test, in its module
-AS_SERVED = pytest.StashKey[str]()
+READ_TRACKER = Path(__file__).parent / "read_tracker"
+LOG_START = pytest.StashKey[int]()  # size of the log of read files when the test started
+# these do not have to be in INPUTS: every test reads them, or every digest contains them
+IGNORED_READS = (".venv/", ".git/", ".cache/", "site/", "tests/read_tracker/", "requirements/")
+IMPORT_READS: dict[Path, set[str]] = {}  # test module → files that were read during its import
+# the files of the site that were requested during the current test and the current module
+SERVED_FILES: tuple[set[str], set[str]] = set(), set()
+SERVED_DIGEST = pytest.StashKey[str]()
 CHROMIUM = ["chromium", "chromium-browser", "google-chrome"]
-# A window's address bar is two more pages, and these cost as much as the one that is tested.
-# The option replaces Playwright's: what of that asks other hosts, or waits to paint, stands here.
-OFF = "WebUIOmniboxPopup,WebUIOmniboxAimPopup,AimEnabled,OptimizationHints,PaintHolding"
-OFF += ",NetworkTimeServiceQuerying,PreconnectToSearch,HttpsUpgrades"
+# The address bar of a window consists of two more pages, which need as much time as the tested
+# page. This option replaces the same option of Playwright, so it also contains Playwright's
+# features that contact hosts or delay painting.
+DISABLED_FEATURES = (
+    "WebUIOmniboxPopup,WebUIOmniboxAimPopup,AimEnabled,OptimizationHints,PaintHolding,"
+    "NetworkTimeServiceQuerying,PreconnectToSearch,HttpsUpgrades"
+)
 RECORDED = (
     "# recorded 2026-01-01 on 2 CPU cores (test), torch 2.13.0, Python 3.11.7, in 1.0 s\n"
 )
@@ -67,13 +72,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--times",
         type=int,
         default=0,
-        help="how often the capstone's rank is killed and its run resumed (0)",
+        help="kill a rank of the capstone and resume the run this many times (default 0)",
     )
     parser.addoption(
         "--every-answer",
         action="store_true",
-        help="grade every answer to a lab, right or wrong, and run the labs with every number of "
-        "ranks; by default, a sample, or what -k selects",
+        help="grade all right and wrong answers to the labs, and run the labs with all numbers "
+        "of ranks; by default only a sample, or the tests that -k selects",
     )
 
 
@@ -81,69 +86,72 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Deselect the tests with a parameter that is not in the sample."""
     if config.option.every_answer or config.option.keyword:
         return
-    left = {item for item in items if not _is_sampled(item)}
-    if left:
-        config.hook.pytest_deselected(items=list(left))
-        items[:] = [item for item in items if item not in left]
+    deselected = {item for item in items if not _is_sampled(item)}
+    if deselected:
+        config.hook.pytest_deselected(items=list(deselected))
+        items[:] = [item for item in items if item not in deselected]
 
 
 def _is_sampled(item: pytest.Item) -> bool:
-    """Whether no parameter of a test says that a run without `--every-answer` leaves it out."""
+    """Return whether a test runs without `--every-answer`.
+
+    A parameter with the attribute ``sampled = False`` excludes it.
+    """
     values = item.callspec.params.values() if hasattr(item, "callspec") else ()
     return all(getattr(value, "sampled", True) for value in values)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log):
-    """Give each worker one test after the other, but those of `TOGETHER` at once."""
+    """Schedule single tests, but all tests with the same shared setup in the same worker."""
     from xdist.scheduler import LoadScopeScheduling
 
     class Scheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            if ON_THE_SITE.match(nodeid):
+            if SITE_TESTS.match(nodeid):
                 return "site"
-            together = TOGETHER.match(nodeid)
-            return together.lastgroup or together[0] if together else nodeid
+            match = SHARED_SETUP.match(nodeid)
+            return match.lastgroup or match[0] if match else nodeid
 
     return Scheduling(config, log)
 
 
-# --- what a test reads ------------------------------------------------------------------------
+# --- the files that a test reads --------------------------------------------------------------
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let this Python, and those that the tests start with `reading`, note what they open."""
+    """Log the files that this process opens, and those of processes with `with_read_log`."""
     handle, os.environ["READS"] = tempfile.mkstemp(prefix="reads-")
     os.close(handle)
     importlib.import_module("read_tracker.sitecustomize")
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Start warm in tests, too, unless all is to start as typed."""
-    processes.LAUNCHER[0] = session.config.stash[SESSION].warm
+    """Let the tests start commands with the prefork launcher, if the session has one."""
+    processes.LAUNCHER[0] = session.config.stash[SESSION].launcher
 
 
 def pytest_unconfigure() -> None:
     Path(os.environ.pop("READS")).unlink()
 
 
-def reading(environment: dict[str, str]) -> dict[str, str]:
-    """The variables of a Python whose reading counts as that of the test."""
-    path = os.pathsep.join(filter(None, [str(READS), environment.get("PYTHONPATH")]))
+def with_read_log(environment: dict[str, str]) -> dict[str, str]:
+    """Return the variables for a Python process that logs the files that it opens."""
+    path = os.pathsep.join(filter(None, [str(READ_TRACKER), environment.get("PYTHONPATH")]))
     return environment | {"PYTHONPATH": path, "READS": os.environ["READS"]}
 
 
-def source(name: str) -> str:
-    """The source of a module that was read compiled."""
+def source_file(name: str) -> str:
+    """Return the source file of a compiled module; any other name unchanged."""
     folder, cached, file = name.rpartition("__pycache__/")
     return f"{folder}{file.split('.')[0]}.py" if cached else name
 
 
-def read_since(start: int) -> set[str]:
-    """The files of the repository that were read since the record of them was so long."""
+def files_read_since(start: int) -> set[str]:
+    """Return the files of the repository that the log lists after position ``start``."""
     with open(os.environ["READS"]) as file:
         file.seek(start)
-        return set(map(source, file.read().splitlines()))
+        return set(map(source_file, file.read().splitlines()))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -152,100 +160,106 @@ def pytest_make_collect_report(collector: pytest.Collector):
     start = Path(os.environ["READS"]).stat().st_size
     report = yield
     if isinstance(collector, pytest.Module):
-        IMPORTED[collector.path] = read_since(start)
+        IMPORT_READS[collector.path] = files_read_since(start)
     return report
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None):
     sys.modules["read_tracker.sitecustomize"].SEEN.clear()
-    item.stash[READ] = Path(os.environ["READS"]).stat().st_size
-    SERVED[0].clear()
+    item.stash[LOG_START] = Path(os.environ["READS"]).stat().st_size
+    SERVED_FILES[0].clear()
     result = yield
     if nextitem is None or nextitem.path != item.path:
-        SERVED[1].clear()
+        SERVED_FILES[1].clear()
     return result
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item):
-    """A test that has read what its inputs do not name would stay green when that changes.
+    """Fail a test that has read a file which is not in its inputs.
 
-    One that reads the site only as it is served is run again where a file has changed that it
-    was served: most programs and pages change none of these.
+    Such a test would not run again if this file changes. A test that only requests files from
+    the server of the site runs again only if one of the requested files has changed.
     """
     session, name = item.config.stash[SESSION], f"{item.nodeid} as served"
-    served = None if item.user_properties else reads_as_served(item)
-    known = "" if session.repeat_all else session.passed.known.get(name, "")
-    if served is not None and known and known == as_served(item, known.splitlines()[1:]):
-        skip_unchanged(item)
+    index = None if item.user_properties else served_index(item)
+    stored = "" if session.ignore_cache else session.result_cache.known.get(name, "")
+    if index is not None and stored and stored == served_digest(item, stored.splitlines()[1:]):
+        mark_unchanged(item)
         return (yield)
     result = yield
     if isinstance(item, pytest.Function):
-        names, read = inputs_of(item), read_since(item.stash[READ])
-        known = tuple(f"{name}/" for name in names)
-        unnamed = {name for name in read - set(names) if not name.startswith((*known, *NEVER))}
+        names, files = inputs_of(item), files_read_since(item.stash[LOG_START])
+        allowed = (*(f"{name}/" for name in names), *IGNORED_READS)
+        missing = {name for name in files - set(names) if not name.startswith(allowed)}
         if "built_site" in item.fixturenames:
-            unnamed |= {"src", "mkdocs.yml", "overrides"} - set(names)
-        assert not unnamed, f"INPUTS of {item.path.name} does not name {sorted(unnamed)}"
-        if served is not None:
-            read |= IMPORTED[item.path]
-            files = {f"/{name}" for name in SERVED[served]}
-            files |= {name for name in read if not name.startswith(NEVER)}
-            item.stash[AS_SERVED] = as_served(item, sorted(files))
+            missing |= {"src", "mkdocs.yml", "overrides"} - set(names)
+        assert not missing, f"add these to INPUTS of {item.path.name}: {sorted(missing)}"
+        if index is not None:
+            files |= IMPORT_READS[item.path]
+            inputs = {f"/{name}" for name in SERVED_FILES[index]}
+            inputs |= {name for name in files if not name.startswith(IGNORED_READS)}
+            item.stash[SERVED_DIGEST] = served_digest(item, sorted(inputs))
     return result
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo):
     report = yield
-    if report.failed or (report.when == "call" and AS_SERVED in item.stash):
-        found = None if report.failed else item.stash[AS_SERVED]
-        report.book_also = {f"{item.nodeid} as served": found}
+    if report.failed or (report.when == "call" and SERVED_DIGEST in item.stash):
+        digest = None if report.failed else item.stash[SERVED_DIGEST]
+        report.more_results = {f"{item.nodeid} as served": digest}
     return report
 
 
-def reads_as_served(item: pytest.Item) -> int | None:
-    """Whether the site is for a test only an address; if so, which of `SERVED` is what it read.
+def served_index(item: pytest.Item) -> int | None:
+    """Return the index of `SERVED_FILES` with the files that a test requested from the site.
 
-    A page that tests share is loaded by the first of them.
+    Return 1 if the test uses a fixture of its module, because the first test of the module then
+    requests the files for all of them. Return None if the test does not use the server, or if
+    it also uses the folder of the site.
     """
     if "site_url" not in item.fixturenames:
         return None
     fixtures = {name: each[-1] for name, each in item._fixtureinfo.name2fixturedefs.items()}
-    known = {name for name, each in fixtures.items() if "built_site" in each.argnames}
-    if "built_site" in item._fixtureinfo.argnames or known != {"site_url"}:
+    users = {name for name, each in fixtures.items() if "built_site" in each.argnames}
+    if "built_site" in item._fixtureinfo.argnames or users != {"site_url"}:
         return None
     return int(any(each.scope == "module" for each in fixtures.values()))
 
 
-def as_served(item: pytest.Item, names: list[str]) -> str:
-    """A digest of what a test depends on, and these names: files, of the site with a slash."""
-    site, own = item._request.getfixturevalue("built_site"), set(inputs_of(item))
+def served_digest(item: pytest.Item, names: list[str]) -> str:
+    """Return a digest of these files and of the inputs of a test, followed by the names.
+
+    The names of files of the site start with a slash.
+    """
+    site, inputs = item._request.getfixturevalue("built_site"), set(inputs_of(item))
     files = {ROOT / name for name in names if name[0] != "/"}
-    files |= {ROOT / name for name in own - PROGRAMS_AND_PAGES}
+    files |= {ROOT / name for name in inputs - PROGRAMS_AND_PAGES}
     texts = [
         line.removeprefix(f"{site}")
         for name in names
         if name[0] == "/"
         for line in file_hashes(site / name[1:])
     ]
-    digest = item.config.stash[SESSION].passed.digest(item.nodeid, *texts, *sorted(files))
+    cache = item.config.stash[SESSION].result_cache
+    digest = cache.digest(item.nodeid, *texts, *sorted(files))
     return "\n".join([digest, *names])
 
 
 @dataclass
 class Report:
-    """What a run of pytest on a small book said."""
+    """The result of a run of pytest on a small book."""
 
     status: int
-    text: str
-    outcomes: dict[str, str] = field(default_factory=dict)  # test name: passed, failed, skipped
-    messages: dict[str, str] = field(default_factory=dict)  # test name: why
+    text: str  # the output
+    outcomes: dict[str, str] = field(default_factory=dict)  # test → passed, failed or skipped
+    messages: dict[str, str] = field(default_factory=dict)  # test → its message
 
 
 class Book:
-    """A book in a folder of its own."""
+    """A small book in a separate folder, which tests write and run."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -257,7 +271,7 @@ class Book:
             (root / folder).mkdir(exist_ok=True)
 
     def write(self, name: str, text: str) -> Path:
-        """Write a file of the book."""
+        """Write a file of the book and return its path; ``text`` may be indented."""
         path = self.root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(textwrap.dedent(text).lstrip("\n"), "utf-8")
@@ -285,11 +299,11 @@ class Book:
             )
         return path
 
-    def words(self, *arguments: str, warm: bool) -> tuple[list[str], dict[str, str]]:
-        """What starts pytest on the book, behind `python`, and with which variables.
+    def command(self, *arguments: str, fork: bool) -> tuple[list[str], dict[str, str]]:
+        """Return the arguments of `python` that run pytest on the book, and the variables.
 
-        A process with torch in it costs more than the one or two commands of a small book, so
-        these start as typed but where `warm` asks for what a session does by default.
+        The option --launcher has its default value only with ``fork``. Otherwise no command is
+        forked, because importing torch once lasts longer than the commands of a small book.
         """
         env = {
             key: value
@@ -297,15 +311,16 @@ class Book:
             if key not in {"CI"} and not key.startswith("PYTEST_")
         }
         if "-n" not in arguments:
-            env["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # half of a small book's time
+            # loading the plugins would need half of the time of a small book
+            env["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
         path = filter(None, [str(ROOT / "src"), str(ROOT), env.get("PYTHONPATH")])
-        launcher = [] if warm else ["--launcher=process"]
+        launcher = [] if fork else ["--launcher=process"]
         words = [*processes.PYTEST, "--color=no", *arguments, *launcher]
         return words, env | {"PYTHONPATH": os.pathsep.join(path)}
 
-    def start(self, *arguments: str, warm: bool = False) -> subprocess.Popen:
-        """Start pytest on the book, as one does in a terminal."""
-        words, env = self.words(*arguments, warm=warm)
+    def start(self, *arguments: str, fork: bool = False) -> subprocess.Popen:
+        """Start pytest on the book; signals reach it as in a terminal."""
+        words, env = self.command(*arguments, fork=fork)
         return subprocess.Popen(
             [sys.executable, *words],
             cwd=self.root,
@@ -316,10 +331,10 @@ class Book:
             preexec_fn=use_default_signals,
         )
 
-    def pytest(self, *arguments: str, warm: bool = False) -> Report:
-        """Run pytest on the book and read what came of it."""
+    def pytest(self, *arguments: str, fork: bool = False) -> Report:
+        """Run pytest on the book and return its report."""
         results = self.root.with_name(f"{self.root.name}-{os.getpid()}.xml")
-        words, env = self.words(f"--junitxml={results}", *arguments, warm=warm)
+        words, env = self.command(f"--junitxml={results}", *arguments, fork=fork)
         process = processes.start(["python", *words], self.root, env)
         text = "".join(process.communicate(timeout=HANG))
         report = Report(process.returncode, text)
@@ -346,10 +361,10 @@ class Book:
 
 @pytest.fixture
 def book(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Book:
-    """An empty book.
+    """Return an empty book.
 
-    Tests change its files within a second, and at times not in length: what Python had
-    compiled of such a file would still hold.
+    Python stores no compiled files of it. A test may change a program within a second without
+    changing its length, and Python would then use the old compiled file.
     """
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     return Book(tmp_path)
@@ -357,44 +372,48 @@ def book(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Book:
 
 @pytest.fixture(scope="session")
 def built_site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the site as it is published, built once for all tests that read it."""
-    if "SITE" in os.environ:  # another one, which is there
+    """Return the folder of the built site; it is built once for all tests.
+
+    The variable SITE can name a site that is already built.
+    """
+    if "SITE" in os.environ:
         return Path(os.environ["SITE"]).resolve()
-    for needed in ("mkdocs", "material", "ziamath"):
-        pytest.importorskip(needed)
-    around = tmp_path_factory.getbasetemp()
+    for package in ("mkdocs", "material", "ziamath"):
+        pytest.importorskip(package)
+    parent = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
-        around = around.parent  # of all workers: who comes first builds, the others wait
-    folder, built = around / "site", around / "site.built"
-    with (around / "site.lock").open("w") as lock:
+        parent = parent.parent  # all workers share this folder: one builds, and the others wait
+    folder, built = parent / "site", parent / "site.built"
+    with (parent / "site.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if built.exists():
             return folder
-        build = subprocess.run(  # not --quiet: what is not said does not count as a warning
+        build = subprocess.run(  # without --quiet, because --strict would miss hidden warnings
             [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", folder],
             cwd=ROOT,
-            env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},  # it reads what not each page needs
+            # without the read log, because the build reads more files than one page needs
+            env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
             capture_output=True,
             text=True,
             timeout=HANG,
         )
-        said = f"the site does not build:\n{build.stdout}{build.stderr}"
-        assert build.returncode == 0, said
+        message = f"the build of the site failed:\n{build.stdout}{build.stderr}"
+        assert build.returncode == 0, message
         built.touch()
     return folder
 
 
 @pytest.fixture(scope="session")
 def site_url(built_site: Path) -> Iterator[str]:
-    """Where the built site is served: a URL that ends in a slash, on a free port."""
+    """Yield the URL of a server of the built site; it ends with a slash."""
     with serve(built_site) as url:
         yield url
 
 
 @contextlib.contextmanager
 def serve(folder: Path) -> Iterator[str]:
-    """Serve a folder on a free port, at the URL that is given."""
-    handler = functools.partial(_Quiet, directory=folder)
+    """Serve a folder on a free port, and yield the URL."""
+    handler = functools.partial(_LoggingHandler, directory=folder)
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}/"
@@ -402,20 +421,23 @@ def serve(folder: Path) -> Iterator[str]:
 
 
 def open_complete(page: Page, url: str) -> None:
-    """Open a page, and wait until it has loaded and asks for no more files.
+    """Open a page, and wait until it has loaded and requests no more files.
 
-    The network can be idle for half a second before a slow machine has read a long page.
+    The event "networkidle" alone is not enough. On a slow machine, the network can be idle for
+    half a second before the browser has read a long page.
     """
     page.goto(url)
     page.wait_for_load_state("networkidle")
 
 
-class _Quiet(http.server.SimpleHTTPRequestHandler):
+class _LoggingHandler(http.server.SimpleHTTPRequestHandler):
+    """A handler that adds the requested files to `SERVED_FILES` and prints nothing."""
+
     def translate_path(self, path: str) -> str:
         file = super().translate_path(path)
         name = os.path.relpath(file, self.directory) + "/index.html" * os.path.isdir(file)
-        for served in SERVED:
-            served.add(name)
+        for names in SERVED_FILES:
+            names.add(name)
         return file
 
     def log_message(self, *arguments: object) -> None:
@@ -424,15 +446,15 @@ class _Quiet(http.server.SimpleHTTPRequestHandler):
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
-    """A headless Chromium, the one installed on this machine."""
+    """Yield a headless browser: the Chromium that is installed on this machine."""
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is missing")
     chromium = next(filter(None, map(shutil.which, CHROMIUM)), None)
     if chromium is None:
         pytest.skip(f"no browser: none of {', '.join(CHROMIUM)} is on the PATH")
     with playwright.sync_playwright() as driver:
-        options = ["--no-sandbox", f"--disable-features={OFF}"]
+        options = ["--no-sandbox", f"--disable-features={DISABLED_FEATURES}"]
         browser = driver.chromium.launch(executable_path=chromium, args=options)
-        for name in ("new_context", "new_page"):  # what moves is drawn again and again
+        for name in ("new_context", "new_page"):  # without animations, which need much time
             setattr(
                 browser,
                 name,

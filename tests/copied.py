@@ -1,7 +1,7 @@
 """Test the classes and functions that readers copy from chapters, on different models.
 
-`torchrun --nproc-per-node=N copied.py` tries every class with every case, and prints what
-failed. The results must equal those of one process that trains without the class.
+`torchrun --nproc-per-node=N copied.py` runs all cases, and prints an error for each case that
+fails. The results must equal the results of one process that does not use the tested class.
 """
 
 from __future__ import annotations
@@ -56,43 +56,41 @@ class Model(nn.Module):
         }
         self.body = nn.ModuleDict(layers)
         self.norm, self.head = nn.LayerNorm(H), nn.Linear(H, V, bias=False)
-        self.gain, self.inner = (
-            nn.Parameter(torch.rand(())),
-            None,
-        )  # None: the same dtype everywhere
+        self.gain = nn.Parameter(torch.rand(()))
+        self.inner_dtype = None  # None: the same dtype everywhere
         self.register_buffer("shift", torch.rand(H))
         self.register_buffer("mask", torch.rand(H) < 0.5)
 
     def forward(self, ids: torch.Tensor, *, scale: float) -> dict[str, torch.Tensor | tuple]:
-        x = (
-            self.norm(self.embedding(ids)).masked_fill(self.mask, 0.5) + self.shift
-        )  # [rows, tokens, h]
-        y = self.body["rest"](self.body["up"](x if self.inner is None else x.to(self.inner)))
+        # x: [rows, tokens, h]
+        x = self.norm(self.embedding(ids)).masked_fill(self.mask, 0.5) + self.shift
+        y = x if self.inner_dtype is None else x.to(self.inner_dtype)
+        y = self.body["rest"](self.body["up"](y))
         x = self.norm(x + self.gain * scale * y.to(x.dtype))
         return {"logits": self.head(x), "hidden": (x, y)}
 
 
-def frozen(model: Model) -> None:
+def freeze(model: Model) -> None:
     """Freeze a whole module, a parameter, and a part of a module."""
     for p in (model.embedding.weight, model.gain, model.body["up"].bias):
         p.requires_grad_(False)
 
 
-def tied(model: Model) -> None:
+def tie(model: Model) -> None:
     model.head.weight = model.embedding.weight
 
 
-def tied_and_frozen(model: Model) -> None:
-    tied(model)
-    frozen(model)
+def tie_and_freeze(model: Model) -> None:
+    tie(model)
+    freeze(model)
 
 
-def two_dtypes(model: Model) -> None:
+def use_two_dtypes(model: Model) -> None:
     model.body.float()
-    model.inner = torch.float32
+    model.inner_dtype = torch.float32
 
 
-def unreached(model: Model) -> None:
+def add_unused_layer(model: Model) -> None:
     model.spare = nn.Linear(H, H)
 
 
@@ -100,29 +98,33 @@ def sparse(model: Model) -> None:
     model.embedding.sparse = True
 
 
-def single(model: Model) -> None:
+def use_float32(model: Model) -> None:
     model.float()
 
 
 class Case(NamedTuple):
+    """A model, an optimizer and a way of training, with which each wrapper is tested."""
+
     change: Callable[[Model], None] = lambda model: None
     kind: type[Optimizer] = SGD
     options: dict = {"lr": 0.1}  # noqa: RUF012
-    micro: int = 1  # number of backward passes in a step
+    micro_batches: int = 1  # number of backward passes in a step
     autocast: bool = False
     tolerance: float | None = None
 
 
 CASES = {
     "nested": Case(kind=SGD, options={"lr": 0.1, "momentum": 0.9, "nesterov": True}),
-    "frozen": Case(frozen, AdamW, {"lr": 0.02, "weight_decay": 0.3, "amsgrad": True}),
-    "tied": Case(tied, Adam, {"lr": 0.02, "weight_decay": 0.1}),
-    "tied and frozen": Case(tied_and_frozen, NAdam, {"lr": 0.02, "weight_decay": 0.1}),
-    "two dtypes": Case(two_dtypes, RMSprop, {"lr": 0.01, "centered": True, "eps": 1e-3}),
-    "no gradient": Case(unreached, SGD, {"lr": 0.1, "weight_decay": 0.3}),
+    "frozen": Case(freeze, AdamW, {"lr": 0.02, "weight_decay": 0.3, "amsgrad": True}),
+    "tied": Case(tie, Adam, {"lr": 0.02, "weight_decay": 0.1}),
+    "tied and frozen": Case(tie_and_freeze, NAdam, {"lr": 0.02, "weight_decay": 0.1}),
+    "two dtypes": Case(use_two_dtypes, RMSprop, {"lr": 0.01, "centered": True, "eps": 1e-3}),
+    "no gradient": Case(add_unused_layer, SGD, {"lr": 0.1, "weight_decay": 0.3}),
     "sparse": Case(sparse, SGD, {"lr": 0.1}),
-    "micro-batches": Case(frozen, Adam, {"lr": 0.02}, micro=2),
-    "autocast": Case(single, SGD, {"lr": 0.1, "momentum": 0.9}, autocast=True, tolerance=0.02),
+    "micro-batches": Case(freeze, Adam, {"lr": 0.02}, micro_batches=2),
+    "autocast": Case(
+        use_float32, SGD, {"lr": 0.1, "momentum": 0.9}, autocast=True, tolerance=0.02
+    ),
 }
 
 
@@ -138,6 +140,7 @@ class Training(NamedTuple):
 
 
 def ddp_training(ddp: nn.Module, case: Case, after: str = "") -> Training:
+    """Return a training that calls the method ``after`` of the wrapper after each backward."""
     optimizer = case.kind(ddp.parameters(), **case.options)
     after_backward = getattr(ddp, after) if after else lambda: None
     return Training(
@@ -145,30 +148,30 @@ def ddp_training(ddp: nn.Module, case: Case, after: str = "") -> Training:
     )
 
 
-def alone(model: Model, case: Case) -> Training:
+def one_process(model: Model, case: Case) -> Training:
     optimizer = case.kind(model.parameters(), **case.options)
     return Training(model, optimizer.zero_grad, lambda: None, optimizer.step, optimizer, model)
 
 
-def naive(model: Model, case: Case) -> Training:
-    way = ddp_training(program("02_ddp/naive").NaiveDDP(model), case)
+def naive_ddp(model: Model, case: Case) -> Training:
+    training = ddp_training(program("02_ddp/naive").NaiveDDP(model), case)
 
     def step() -> None:
-        way.model.average_gradients()
-        way.optimizer.step()
+        training.model.average_gradients()
+        training.optimizer.step()
 
-    return way._replace(step=step)
+    return training._replace(step=step)
 
 
-def hooked(model: Model, case: Case) -> Training:
+def hooked_ddp(model: Model, case: Case) -> Training:
     return ddp_training(program("02_ddp/hooks").HookedDDP(model), case, "wait")
 
 
-def bucketed(model: Model, case: Case) -> Training:
-    """Alternate between the optimizer's zero_grad and the wrapper's zero_grad."""
-    way = ddp_training(program("02_ddp/buckets").BucketedDDP(model, 200), case, "wait")
-    zero_grads = itertools.cycle([way.optimizer.zero_grad, way.model.zero_grad])
-    return way._replace(zero_grad=lambda: next(zero_grads)())
+def bucketed_ddp(model: Model, case: Case) -> Training:
+    """Return a training that alternates between the zero_grad of optimizer and wrapper."""
+    training = ddp_training(program("02_ddp/buckets").BucketedDDP(model, 200), case, "wait")
+    zero_grads = itertools.cycle([training.optimizer.zero_grad, training.model.zero_grad])
+    return training._replace(zero_grad=lambda: next(zero_grads)())
 
 
 def mini_ddp(model: Model, case: Case) -> Training:
@@ -195,38 +198,41 @@ def mini_fsdp(model: Model, case: Case) -> Training:
     return Training(fsdp, optimizer.zero_grad, lambda: None, optimizer.step, optimizer, fsdp)
 
 
-WAYS = {
-    "NaiveDDP": naive,
-    "HookedDDP": hooked,
-    "BucketedDDP": bucketed,
+WRAPPERS = {
+    "NaiveDDP": naive_ddp,
+    "HookedDDP": hooked_ddp,
+    "BucketedDDP": bucketed_ddp,
     "MiniDDP": mini_ddp,
     "ZeRO1": zero1,
     "ZeRO2": zero2,
     "MiniFSDP": mini_fsdp,
 }
-NONE = "no gradient in this backward( pass)? for"
-REJECTED = {(name, "no gradient"): NONE for name in WAYS if name != "MiniFSDP"}
-REJECTED |= {(name, "sparse"): ".*(sparse|storage)" for name in [*WAYS][3:]}  # torch's message
+NO_GRADIENT = "no gradient in this backward( pass)? for"
+EXPECTED_ERRORS = {
+    (name, "no gradient"): NO_GRADIENT for name in WRAPPERS if name != "MiniFSDP"
+}
+# torch raises these errors
+EXPECTED_ERRORS |= {(name, "sparse"): ".*(sparse|storage)" for name in [*WRAPPERS][3:]}
 
 
-def train(way: Training, case: Case, steps: range, mine: slice) -> None:
-    """Train on the rows `mine` of each micro-batch; one process trains on all rows."""
+def train(training: Training, case: Case, steps: range, local: slice) -> None:
+    """Train on the rows `local` of each micro-batch; one process trains on all rows."""
     for number in steps:
         generator = torch.Generator().manual_seed(number)
-        ids = torch.randint(V, (case.micro, ROWS, TOKENS + 1), generator=generator)
-        way.zero_grad()
+        ids = torch.randint(V, (case.micro_batches, ROWS, TOKENS + 1), generator=generator)
+        training.zero_grad()
         for batch in ids:
-            rows = batch[mine]
+            rows = batch[local]
             with torch.autocast("cpu", torch.bfloat16, enabled=case.autocast):
-                out = way.model(rows[:, :-1], scale=0.5)
+                out = training.model(rows[:, :-1], scale=0.5)
             assert (out["logits"].dtype == torch.bfloat16) == case.autocast
             loss = F.cross_entropy(out["logits"].flatten(0, 1), rows[:, 1:].flatten())
             loss = loss + 0.1 * out["hidden"][1].square().mean()
-            (loss / case.micro).backward()
-            way.after_backward()
+            (loss / case.micro_batches).backward()
+            training.after_backward()
         with torch.no_grad():  # an evaluation during training
-            way.model(rows[:, :-1], scale=0.5)
-        way.step()
+            training.model(rows[:, :-1], scale=0.5)
+        training.step()
 
 
 def build(make: Callable, case: Case, seed: int) -> Training:
@@ -236,66 +242,69 @@ def build(make: Callable, case: Case, seed: int) -> Training:
     return make(model, case)
 
 
-def with_zero_gradients(way: Training) -> Training:
-    """Replace missing gradients of one process by zeros, as MiniFSDP does."""
+def with_zero_gradients(training: Training) -> Training:
+    """Return a training that replaces missing gradients by zeros, as MiniFSDP does."""
 
     def step() -> None:
-        for p in way.model.parameters():
+        for p in training.model.parameters():
             if p.requires_grad and p.grad is None:
                 p.grad = torch.zeros_like(p)
-        way.optimizer.step()
+        training.optimizer.step()
 
-    return way._replace(step=step)
+    return training._replace(step=step)
 
 
 def compare(make: Callable, case: Case) -> None:
     """Train, load the states into a model with a different seed, and train again.
 
-    After each part, the parameters must equal those of one process.
+    After both trainings, the parameters must equal those of one process.
     """
     rank, n = dist.get_rank(), dist.get_world_size()
-    truth = build(alone, case, seed=0)
+    truth = build(one_process, case, seed=0)
     truth = with_zero_gradients(truth) if make is mini_fsdp else truth
-    spread = make not in (zero1, zero2)  # all others copy parameters and buffers from rank 0
-    ours = build(make, case, seed=rank * spread)
-    mine = slice(rank * ROWS // n, (rank + 1) * ROWS // n)
+    # all wrappers except these two copy the parameters and buffers of rank 0
+    copies_rank_0 = make not in (zero1, zero2)
+    tested = build(make, case, seed=rank * copies_rank_0)
+    local = slice(rank * ROWS // n, (rank + 1) * ROWS // n)
     for steps in (range(2), range(2, 4)):
         train(truth, case, steps, slice(None))
-        train(ours, case, steps, mine)
-        state = {name: tensor.clone() for name, tensor in ours.state.state_dict().items()}
+        train(tested, case, steps, local)
+        state = {name: tensor.clone() for name, tensor in tested.state.state_dict().items()}
         torch.testing.assert_close(
             state, dict(truth.state.state_dict()), rtol=case.tolerance, atol=case.tolerance
         )
-        moments = ours.optimizer.state_dict()
-        ours = build(make, case, seed=7 + rank * spread)
-        ours.state.load_state_dict(state)
-        ours.optimizer.load_state_dict(moments)
+        moments = tested.optimizer.state_dict()
+        tested = build(make, case, seed=7 + rank * copies_rank_0)
+        tested.state.load_state_dict(state)
+        tested.optimizer.load_state_dict(moments)
 
 
-# --- other uses: a function for each use, and a name for each case of it --------------------
+# --- cases with models ------------------------------------------------------------------------
 
 
 def backward_twice(make: Callable, case: Case = CASES["nested"]) -> Callable[[], None]:
-    def attempt() -> None:
-        way = build(make, case, seed=0)
-        way.zero_grad()
+    """Return a function that calls backward twice without the method that must follow it."""
+
+    def function() -> None:
+        training = build(make, case, seed=0)
+        training.zero_grad()
         for _ in range(2):
-            out = way.model(torch.arange(V)[None], scale=1.0)
+            out = training.model(torch.arange(V)[None], scale=1.0)
             (out["logits"].square().mean() + out["hidden"][1].mean()).backward()
 
-    return attempt
+    return function
 
 
 def fsdp_of(model: nn.Module, *units: nn.Module) -> nn.Module:
     return program("04_zero_and_fsdp/mini_fsdp").MiniFSDP(model, units)
 
 
-class Inside(nn.Linear):
+class CheckpointedLinear(nn.Linear):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.utils.checkpoint.checkpoint(super().forward, x, use_reentrant=False)
 
 
-class Around(nn.Sequential):
+class CheckpointedSequential(nn.Sequential):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.utils.checkpoint.checkpoint(super().forward, x, use_reentrant=False)
 
@@ -304,8 +313,15 @@ def checkpoints_and_units() -> None:
     """Checkpoint within a unit, around a unit, and around several units."""
     n, rank = dist.get_world_size(), dist.get_rank()
     torch.manual_seed(0)
-    inner = [Inside(H, H), Around(nn.Linear(H, H), nn.Tanh()), nn.Linear(H, H), nn.Linear(H, H)]
-    model = nn.Sequential(inner[0], inner[1], Around(inner[2], nn.Tanh(), inner[3]))
+    inner = [
+        CheckpointedLinear(H, H),
+        CheckpointedSequential(nn.Linear(H, H), nn.Tanh()),
+        nn.Linear(H, H),
+        nn.Linear(H, H),
+    ]
+    model = nn.Sequential(
+        inner[0], inner[1], CheckpointedSequential(inner[2], nn.Tanh(), inner[3])
+    )
     x, truth = torch.randn(n, H), copy.deepcopy(model)
     truth(x).square().mean().backward()
     fsdp = fsdp_of(model, inner[0], inner[1][0], inner[2], inner[3])
@@ -321,7 +337,7 @@ def checkpoints_and_units() -> None:
 
 def tied_over_two_units() -> None:
     model = Model()
-    tied(model)
+    tie(model)
     fsdp_of(model, model.embedding, model.head)
 
 
@@ -330,7 +346,7 @@ def parameters_of_shards() -> None:
     n = dist.get_world_size()
     torch.manual_seed(0)
     model = Model()
-    frozen(model)
+    freeze(model)
     psi = sum(p.numel() for p in model.parameters())
     fsdp = fsdp_of(model, model.body["up"])
     named = dict(fsdp.named_parameters())
@@ -351,14 +367,14 @@ def frozen_after_sharding() -> None:
     fsdp_of(Model()).requires_grad_(False)(torch.arange(V)[None], scale=1.0)
 
 
-def state_of_another_model() -> None:
+def state_of_different_model() -> None:
     fsdp = fsdp_of(Model())
     state = fsdp.state_dict()
     state["head.weights"] = state.pop("head.weight")
     fsdp.load_state_dict(state)
 
 
-def state_of_another_shape() -> None:
+def state_of_different_shape() -> None:
     fsdp = fsdp_of(Model())
     fsdp.load_state_dict(fsdp.state_dict() | {"head.weight": torch.zeros(H, V)})
 
@@ -371,7 +387,7 @@ def unit_without_tensors() -> None:
     fsdp_of(model := Box(H, H), model)(torch.randn(2, H))
 
 
-def penalized(loss: torch.Tensor, *inputs: torch.Tensor) -> torch.Tensor:
+def with_penalty(loss: torch.Tensor, *inputs: torch.Tensor) -> torch.Tensor:
     """Add a penalty on the gradients to a loss, so that its backward differentiates twice."""
     gradients = torch.autograd.grad(loss, inputs, create_graph=True)
     return loss + sum(gradient.square().sum() for gradient in gradients)
@@ -379,19 +395,19 @@ def penalized(loss: torch.Tensor, *inputs: torch.Tensor) -> torch.Tensor:
 
 def linears_in_parallel() -> None:
     """Test with and without bias, frozen, with an indivisible width, and with a penalty."""
-    ours, rank = program("03_model_parallelism/tensor_parallel_block"), dist.get_rank()
+    module, rank = program("03_model_parallelism/tensor_parallel_block"), dist.get_rank()
     for bias in (True, False):
         for freeze in (True, False):
             up, down = nn.Linear(H, 7, bias=bias), nn.Linear(7, H, bias=bias)
             for p in [*up.parameters(), *down.parameters()]:
                 dist.broadcast(p.data, src=0)
             up.weight.requires_grad_(not freeze)
-            column, row = ours.ColumnParallel(up), ours.RowParallel(down)
+            column, row = module.ColumnParallel(up), module.RowParallel(down)
             x = torch.linspace(-1, 1, 2 * H).view(2, H).requires_grad_()
             y = x.detach().clone().requires_grad_()
-            penalized(down(up(x).tanh()).square().sum(), x).backward()
-            out = row(column(ours.CopyToRanks.apply(y)).tanh())
-            penalized(out.square().sum(), y).backward()
+            with_penalty(down(up(x).tanh()).square().sum(), x).backward()
+            out = row(column(module.CopyToRanks.apply(y)).tanh())
+            with_penalty(out.square().sum(), y).backward()
             torch.testing.assert_close(y.grad, x.grad)
             cut = [(column.weight, up.weight, 0), (row.weight, down.weight, 1)]
             if bias:
@@ -405,19 +421,19 @@ def linears_in_parallel() -> None:
 
 def tokens_in_parallel() -> None:
     """Test sums over the terms of all ranks for all tokens, with a penalty."""
-    ours, rank = program("03_model_parallelism/sequence_parallel"), dist.get_rank()
+    module, rank = program("03_model_parallelism/sequence_parallel"), dist.get_rank()
     torch.manual_seed(0)
     n = dist.get_world_size()
     whole, factors = torch.randn(2, 2 * n, H).requires_grad_(), torch.randn(n)
     shard = whole.detach().chunk(n, 1)[rank].clone().requires_grad_()
     total = sum((whole * factor).tanh() for factor in factors)
-    penalized(total.square().sum(), whole).backward()
-    term = (ours.GatherTokens.apply(shard) * factors[rank]).tanh()
-    penalized(ours.ScatterSum.apply(term).square().sum(), shard).backward()
+    with_penalty(total.square().sum(), whole).backward()
+    term = (module.GatherTokens.apply(shard) * factors[rank]).tanh()
+    with_penalty(module.ScatterSum.apply(term).square().sum(), shard).backward()
     torch.testing.assert_close(shard.grad, whole.grad.chunk(n, 1)[rank])
 
 
-def exchanged() -> None:
+def exchanges() -> None:
     """Functions that only move elements must also move the gradients of a penalty."""
     n = dist.get_world_size()
     rows = program("03_model_parallelism/expert_parallel").AllToAll.apply
@@ -426,16 +442,16 @@ def exchanged() -> None:
     moves += [lambda x: rows(x, [2] * n, [2] * n), lambda x: tokens(x, 0, 1)]
     for move in moves:
         x = torch.linspace(-1, 1, 4 * n * n).view(2 * n, 2 * n).requires_grad_()
-        penalized(move(x).sin().sum(), x).backward()
+        with_penalty(move(x).sin().sum(), x).backward()
         torch.testing.assert_close(x.grad, x.cos() - (2 * x).sin())
 
 
 def tables(dtype: torch.dtype = torch.float64) -> None:
     """Test tables and bags of different sizes, empty bags, frozen shards, and a saved state."""
-    ours = program("03_model_parallelism/sharded_embeddings")
+    module = program("03_model_parallelism/sharded_embeddings")
     rank, n = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
-    for kind, width in ((ours.ByRows, 5), (ours.ByColumns, 2 * n)):
+    for kind, width in ((module.ByRows, 5), (module.ByColumns, 2 * n)):
         table = torch.randn(V, width).to(dtype).requires_grad_()
         part = kind(torch.zeros(V, width).to(dtype))
         part.load_state_dict(kind(table).state_dict())
@@ -444,16 +460,16 @@ def tables(dtype: torch.dtype = torch.float64) -> None:
             table.grad = part.shard.grad = None
             whole = F.embedding_bag(ids.flatten(0, 1), table, mode="sum").view(n, b, width)
             whole.square().sum((1, 2)).mean().backward()
-            mine = part.pool(*part.send_ids(ids[rank]))
-            mine.square().sum().backward()
-            near = {"rtol": 0.05, "atol": 0.2} if dtype == torch.bfloat16 else {}
-            torch.testing.assert_close(mine, whole[rank], **near)
-            torch.testing.assert_close(part.shard.grad, part.part(table.grad), **near)
+            local = part.pool(*part.send_ids(ids[rank]))
+            local.square().sum().backward()
+            tolerances = {"rtol": 0.05, "atol": 0.2} if dtype == torch.bfloat16 else {}
+            torch.testing.assert_close(local, whole[rank], **tolerances)
+            torch.testing.assert_close(part.shard.grad, part.part(table.grad), **tolerances)
         part.requires_grad_(False)
         assert not part.pool(*part.send_ids(ids[rank])).requires_grad
 
 
-def table_of_another_width() -> None:
+def table_of_different_width() -> None:
     kind = program("03_model_parallelism/sharded_embeddings").ByColumns
     with mock.patch.multiple(dist, get_rank=lambda: 0, get_world_size=lambda: 2):
         kind(torch.ones(3, 5))
@@ -472,9 +488,9 @@ def loss_over_shards() -> None:
         truth = F.cross_entropy(wide.flatten(0, 1), targets.flatten())
         truth.backward()
         shard = logits.detach().chunk(n, -1)[rank].clone().requires_grad_()
-        ours = loss.apply(shard, targets)
-        ours.backward()
-        torch.testing.assert_close(ours, truth)
+        tested = loss.apply(shard, targets)
+        tested.backward()
+        torch.testing.assert_close(tested, truth)
         torch.testing.assert_close(shard.grad, logits.grad.chunk(n, -1)[rank])
 
 
@@ -492,11 +508,11 @@ def attention_of_all_ranks() -> None:
     ]:
         qkv = torch.randn(2, 12, 3, 6, 8, dtype=torch.float32).to(dtype)  # [b, s, 3, heads, d]
         whole = qkv.clone().requires_grad_()
-        mine = qkv.tensor_split(n, 1)[rank].clone().requires_grad_()
+        local = qkv.tensor_split(n, 1)[rank].clone().requires_grad_()
         outs = []
-        for x, of_all in ((whole, True), (mine, False)):
+        for x, is_whole in ((whole, True), (local, False)):
             q, k, v = x.transpose(1, 3).unbind(2)
-            if of_all:
+            if is_whole:
                 out = F.scaled_dot_product_attention(q, k, v.detach(), is_causal=causal)
             elif causal:
                 out = ulysses(q, k, v.detach())
@@ -505,19 +521,23 @@ def attention_of_all_ranks() -> None:
                     out = ring(q, k, v.detach(), None)
             out.float().square().sum().backward()
             outs.append(out)
-        near = {"rtol": 0.05, "atol": 0.05} if dtype == torch.bfloat16 else {}
-        torch.testing.assert_close(outs[1], outs[0].tensor_split(n, 2)[rank], **near)
-        torch.testing.assert_close(mine.grad, whole.grad.tensor_split(n, 1)[rank], **near)
+        tolerances = {"rtol": 0.05, "atol": 0.05} if dtype == torch.bfloat16 else {}
+        torch.testing.assert_close(outs[1], outs[0].tensor_split(n, 2)[rank], **tolerances)
+        torch.testing.assert_close(
+            local.grad, whole.grad.tensor_split(n, 1)[rank], **tolerances
+        )
 
 
-def pipelines(stage: nn.Module, batch: torch.Tensor, target: torch.Tensor, m: int) -> Iterator:
-    """Yield a copy of the stage after one step, for each schedule."""
+def stages_after_step(
+    stage: nn.Module, batch: torch.Tensor, target: torch.Tensor, m: int
+) -> Iterator:
+    """Yield a copy of the stage after one step with each schedule."""
     gpipe = program("03_model_parallelism/gpipe").gpipe_step
     one_f_one_b = program("03_model_parallelism/one_f_one_b").OneFOneB
     for step in (gpipe, lambda *arguments: one_f_one_b(*arguments).step()):
-        ours = copy.deepcopy(stage)
-        step(ours, batch, target, m)
-        yield ours
+        tested = copy.deepcopy(stage)
+        step(tested, batch, target, m)
+        yield tested
 
 
 def stages(m: int = 3) -> None:
@@ -528,16 +548,16 @@ def stages(m: int = 3) -> None:
     whole[0].requires_grad_(p == 1)
     batch, target = torch.randn(2, ROWS, H)
     F.mse_loss(whole(batch), target).backward()
-    plain = copy.deepcopy(whole[rank])
-    plain.zero_grad()
-    for ours in pipelines(plain, batch, target, m):
-        for parameter, truth in zip(ours.parameters(), whole[rank].parameters(), strict=True):
+    stage = copy.deepcopy(whole[rank])
+    stage.zero_grad()
+    for tested in stages_after_step(stage, batch, target, m):
+        for parameter, truth in zip(tested.parameters(), whole[rank].parameters(), strict=True):
             torch.testing.assert_close(parameter.grad, truth.grad)
 
 
-def stage_of_another_width() -> None:
+def stage_of_different_width() -> None:
     with mock.patch.multiple(dist, get_rank=lambda: 0, get_world_size=lambda: 2):
-        next(pipelines(nn.Linear(H, V), *torch.randn(2, ROWS, H), 1))
+        next(stages_after_step(nn.Linear(H, V), *torch.randn(2, ROWS, H), 1))
 
 
 def one_f_one_b(width: int, m: int = 1) -> None:
@@ -546,12 +566,12 @@ def one_f_one_b(width: int, m: int = 1) -> None:
         kind(nn.Linear(H, width), *torch.randn(2, ROWS, H), m).step()
 
 
-def norms_over_ranks() -> None:
+def norms() -> None:
     """Test parameters without gradients, frozen ones, and ones of a different dtype."""
     norm = program("03_model_parallelism/clip_over_mesh").norm_over_mesh
     add = program("03_model_parallelism/norm_gradients").sum_over_ranks
     model, n = Model(), dist.get_world_size()
-    for change in (frozen, unreached, two_dtypes):
+    for change in (freeze, add_unused_layer, use_two_dtypes):
         change(model)
     for i, p in enumerate(model.parameters()):
         p.grad = torch.full_like(p, i) if p.requires_grad and i % 3 else None
@@ -566,13 +586,13 @@ def norms_over_ranks() -> None:
     assert layer.bias.grad is None and layer.weight.grad.eq(n).all()
 
 
-def models_compared() -> None:
+def check_of_equal_models() -> None:
     """Test the check that models are equal: frozen, tied, with two dtypes, and different."""
     drifted = program("02_ddp/bypassed_wrapper").drifted
     check = program("02_ddp/different_models").check_same_model
     torch.manual_seed(0)
     model = Model()
-    for change in (tied_and_frozen, two_dtypes):
+    for change in (tie_and_freeze, use_two_dtypes):
         change(model)
     check(model)
     assert drifted(model) == []
@@ -583,32 +603,32 @@ def models_compared() -> None:
 def synchronized_norm(*shape: int, **options: object) -> None:
     """Compare with torch's layer over all rows: frozen weights, autocast, and a penalty."""
     kind = program("02_ddp/batchnorm").SynchronizedBatchNorm
-    ours, truth = (
+    tested, truth = (
         kind(H, momentum=0.3, **options).float(),
         nn.BatchNorm1d(H, momentum=0.3).float(),
     )
-    ours.weight.requires_grad_(False)
+    tested.weight.requires_grad_(False)
     torch.manual_seed(0)
     rank, n = dist.get_rank(), dist.get_world_size()
     for dtype in (torch.float32, torch.bfloat16):
         x = torch.randn(*shape).to(dtype).requires_grad_()
-        mine = x.detach().tensor_split(n)[rank].clone().requires_grad_()
-        y, expected = ours(mine), truth(x.float()).to(dtype)
+        local = x.detach().tensor_split(n)[rank].clone().requires_grad_()
+        y, expected = tested(local), truth(x.float()).to(dtype)
         torch.testing.assert_close(y, expected.tensor_split(n)[rank])
-        torch.testing.assert_close(ours.running_var, truth.running_var)
-        penalized(y.float().sin().sum(), mine).backward()
-        penalized(expected.float().sin().sum(), x).backward()
-        near = {"rtol": 0.02, "atol": 1e-3 if dtype == torch.float32 else 0.1}
-        torch.testing.assert_close(mine.grad, x.grad.tensor_split(n)[rank], **near)
-        assert ours.weight.grad is None
+        torch.testing.assert_close(tested.running_var, truth.running_var)
+        with_penalty(y.float().sin().sum(), local).backward()
+        with_penalty(expected.float().sin().sum(), x).backward()
+        tolerances = {"rtol": 0.02, "atol": 1e-3 if dtype == torch.float32 else 0.1}
+        torch.testing.assert_close(local.grad, x.grad.tensor_split(n)[rank], **tolerances)
+        assert tested.weight.grad is None
 
 
 def scaler_of_two_optimizers(**resume: float) -> None:
     """Test two optimizers, a frozen and an unused parameter, and a reloaded state."""
     made = []
     for kind in (program("05_mixed_precision/mini_scaler").MiniScaler, torch.amp.GradScaler):
-        ours = kind.__name__ == "MiniScaler"
-        options = {"growth_interval": 2} | ({} if ours else {"device": "cpu"})
+        is_mini = kind.__name__ == "MiniScaler"
+        options = {"growth_interval": 2} | ({} if is_mini else {"device": "cpu"})
         scaler = kind(**options)
         torch.manual_seed(0)
         layers = [nn.Linear(H, H).float() for _ in range(3)]
@@ -641,15 +661,15 @@ def stochastic_adam(dtype: torch.dtype = torch.bfloat16, **options: object) -> N
         parts = [{"params": [model.weight], "lr": 0.02}, {"params": [model.bias]}]
         groups.append(parts)
     options = {"lr": 0.1, "betas": (0.5, 0.9), "eps": 1e-6} | options
-    ours, theirs = kind(groups[0], **options), Adam(groups[1], **options)
+    tested, adam = kind(groups[0], **options), Adam(groups[1], **options)
     for step in range(3):
         gradient = torch.full((300, 300), step - 1.5, dtype=torch.float32)
         models[0].weight.grad, truth.weight.grad = gradient.to(dtype), gradient
-        ours.step()
-        theirs.step()
-        state = ours.state_dict()
-        ours = kind(groups[0], **options)
-        ours.load_state_dict(state)
+        tested.step()
+        adam.step()
+        state = tested.state_dict()
+        tested = kind(groups[0], **options)
+        tested.load_state_dict(state)
     moved, expected = models[0].weight.float() - before, truth.weight - before
     torch.testing.assert_close(moved.mean(), expected.mean(), rtol=0.02, atol=1e-4)
 
@@ -667,28 +687,28 @@ def adapters(
         torch.manual_seed(0)
         linear = nn.Linear(width, 7, bias, dtype=dtype)
         options, added = ({}, 0) if kind is nf4 else ({"r": 3, "alpha": 6}, 2)
-        ours = kind(linear, **options)
+        tested = kind(linear, **options)
         a, b = (torch.randn(*size, dtype=dtype) / 8 for size in ((3, width), (7, 3)))
         if added:
-            ours.load_state_dict({"a": a, "b": b}, strict=False)
+            tested.load_state_dict({"a": a, "b": b}, strict=False)
         again = kind(nn.Linear(width, 7, bias, "meta", dtype), **options).to_empty(device="cpu")
-        again.load_state_dict(ours.state_dict())
+        again.load_state_dict(tested.state_dict())
         weight = linear.weight.detach()
         if kind is not lora.LoRALinear:
             weight = lora.decode(*lora.encode(weight)).to(dtype)
         x = torch.randn(3, 2, width, dtype=torch.float32 if autocast else dtype)
-        mine, whole = (x.clone().requires_grad_() for _ in range(2))
+        local, whole = (x.clone().requires_grad_() for _ in range(2))
         leaves = [a.requires_grad_(), b.requires_grad_()][:added]
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-            out = again(mine)
+            out = again(local)
             truth = F.linear(whole, weight + added * b @ a, linear.bias)
         for y in (out, truth):
             y.square().mean().backward()
-        near = {"rtol": 0.05, "atol": 0.02} if truth.dtype == torch.bfloat16 else {}
-        torch.testing.assert_close(out, truth, **near)
-        torch.testing.assert_close(mine.grad, whole.grad, **near)
+        tolerances = {"rtol": 0.05, "atol": 0.02} if truth.dtype == torch.bfloat16 else {}
+        torch.testing.assert_close(out, truth, **tolerances)
+        torch.testing.assert_close(local.grad, whole.grad, **tolerances)
         trained = [p.grad for p in again.parameters() if p.requires_grad]
-        torch.testing.assert_close(trained, [leaf.grad for leaf in leaves], **near)
+        torch.testing.assert_close(trained, [leaf.grad for leaf in leaves], **tolerances)
 
 
 def static_step() -> None:
@@ -699,30 +719,30 @@ def static_step() -> None:
     model[2].weight = model[0].weight
     model[0].bias.requires_grad_(False)
     truth, batches = copy.deepcopy(model), torch.randn(4, 2, 3, H)
-    ours, theirs = kind(model, *batches[0]), Adam(truth.parameters())
+    tested, adam = kind(model, *batches[0]), Adam(truth.parameters())
     for i, (x, y) in enumerate(batches):
-        ours.x.copy_(x)
-        ours.y.copy_(y)
-        ours.rate.fill_(0.1 / (i + 1))
-        theirs.param_groups[0]["lr"] = 0.1 / (i + 1)
-        ours()
-        theirs.zero_grad()
+        tested.x.copy_(x)
+        tested.y.copy_(y)
+        tested.rate.fill_(0.1 / (i + 1))
+        adam.param_groups[0]["lr"] = 0.1 / (i + 1)
+        tested()
+        adam.zero_grad()
         F.mse_loss(truth(x), y).backward()
-        theirs.step()
-        state = ours.optimizer.state_dict()
-        ours = kind(model, x, y)
-        ours.optimizer.load_state_dict(state)
+        adam.step()
+        state = tested.optimizer.state_dict()
+        tested = kind(model, x, y)
+        tested.optimizer.load_state_dict(state)
     torch.testing.assert_close(model.state_dict(), truth.state_dict())
 
 
-def cached() -> None:
+def model_with_cache() -> None:
     """Test a prompt in pieces of different sizes, also in bf16, and its continuation."""
-    ours = program("09_inference/kv_cache")
+    module = program("09_inference/kv_cache")
     torch.manual_seed(0)
     ids = torch.randint(V, (2, 9))
     for dtype in (torch.float64, torch.bfloat16):
         model, cache, parts = (
-            ours.CachedModel(V, 12, heads=3, layers=1, context=9),
+            module.CachedModel(V, 12, heads=3, layers=1, context=9),
             None,
             [],
         )
@@ -730,14 +750,14 @@ def cached() -> None:
         for piece in ids.split([4, 1, 3, 1], 1):
             logits, cache = model(piece, cache)
             parts.append(logits)
-        near = {"rtol": 0.05, "atol": 0.05} if dtype == torch.bfloat16 else {}
-        torch.testing.assert_close(torch.cat(parts, 1), model(ids)[0], **near)
+        tolerances = {"rtol": 0.05, "atol": 0.05} if dtype == torch.bfloat16 else {}
+        torch.testing.assert_close(torch.cat(parts, 1), model(ids)[0], **tolerances)
     model.double()
-    made = [f(model, ids[:, :3], 6) for f in (ours.with_cache, ours.without_any_cache)]
+    made = [f(model, ids[:, :3], 6) for f in (module.with_cache, module.without_any_cache)]
     assert torch.equal(*made)
 
 
-def gathered() -> None:
+def gathered_linear() -> None:
     """Test with and without bias, under autocast, with tokens in fp32 and bf16."""
     apply = program("03_model_parallelism/activation_formula").GatheredLinear.apply
     torch.manual_seed(0)
@@ -753,7 +773,7 @@ def gathered() -> None:
         torch.testing.assert_close(*gradients, rtol=0.02, atol=0.02)
 
 
-def twice(name: str) -> None:
+def differentiate_twice(name: str) -> None:
     """Differentiate twice a function that has no second derivative."""
     x, weight = torch.randn(2, H), torch.randn(3, H)
     heads = torch.randn(1, 2, 3, 4, dtype=torch.float32)
@@ -783,10 +803,10 @@ def twice(name: str) -> None:
     floats = [y for y in inputs if isinstance(y, torch.Tensor) and y.is_floating_point()]
     for y in floats:
         y.requires_grad_()
-    penalized(function.apply(*inputs).sin().sum(), *floats).backward()
+    with_penalty(function.apply(*inputs).sin().sum(), *floats).backward()
 
 
-def checkpointed(needs: bool = True) -> None:
+def checkpoint_function(needs: bool = True) -> None:
     """Test autocast, dropout, and frozen and tied parameters inside of the checkpoint."""
     apply = program("07_memory_and_performance/checkpoint").Checkpoint.apply
     model = nn.Sequential(nn.Linear(H, H), nn.Dropout(0.5), nn.Linear(H, H)).float()
@@ -804,7 +824,7 @@ def checkpointed(needs: bool = True) -> None:
     torch.testing.assert_close(*gradients, rtol=0, atol=0)
 
 
-def offloaded() -> None:
+def offloaded_activations() -> None:
     """Test every model of CASES, with the tensors that autograd saves in files."""
     offload = program("07_memory_and_performance/offload_activations").Offload
     for case in CASES.values():
@@ -840,28 +860,36 @@ def beam_without_end() -> None:
     torch.testing.assert_close(score, scores.max().item())
 
 
-ONCE = "trying to differentiate twice a function that was marked|.* has no second derivative"
-WAIT = "call wait\\(\\) after each backward"
-OTHERS = {  # name → the function, and the beginning of its error message or None
-    "HookedDDP: two backwards": (backward_twice(hooked), WAIT),
-    "BucketedDDP: two backwards": (backward_twice(bucketed), WAIT),
+NO_SECOND_DERIVATIVE = (
+    "trying to differentiate twice a function that was marked|.* has no second derivative"
+)
+MISSING_WAIT = "call wait\\(\\) after each backward"
+MODEL_CASES = {  # name → the function, and the beginning of its error message or None
+    "HookedDDP: two backwards": (backward_twice(hooked_ddp), MISSING_WAIT),
+    "BucketedDDP: two backwards": (backward_twice(bucketed_ddp), MISSING_WAIT),
     "MiniFSDP: checkpoints": (checkpoints_and_units, None),
     "MiniFSDP: a weight of two units": (tied_over_two_units, ".*head.weight are in two units"),
     "MiniFSDP: a unit without tensors": (unit_without_tensors, "a unit returns tensors"),
     "MiniFSDP: parameters()": (parameters_of_shards, None),
     "MiniFSDP: frozen too late": (frozen_after_sharding, "freeze parameters before MiniFSDP"),
     "MiniFSDP: cast too late": (lambda: fsdp_of(Model()).half(), "cast or move the module"),
-    "MiniFSDP: a state of another model": (
-        state_of_another_model,
+    "MiniFSDP: a state of a different model": (
+        state_of_different_model,
         ".*\\['head.weight', 'head.weights'\\]",
     ),
-    "MiniFSDP: a state of another shape": (state_of_another_shape, ".*\\['head.weight'\\]"),
+    "MiniFSDP: a state of a different shape": (
+        state_of_different_shape,
+        ".*\\['head.weight'\\]",
+    ),
     "ColumnParallel, RowParallel, CopyToRanks, SumOverRanks": (linears_in_parallel, None),
     "GatherTokens, ScatterSum": (tokens_in_parallel, None),
-    "Exchange, AllToAll": (exchanged, None),
+    "Exchange, AllToAll": (exchanges, None),
     "ByRows, ByColumns, MeanOfLosses": (tables, None),
     "ByRows, ByColumns: bf16": (lambda: tables(torch.bfloat16), None),
-    "ByColumns: another width": (table_of_another_width, "2 ranks do not divide the 5 columns"),
+    "ByColumns: a different width": (
+        table_of_different_width,
+        "2 ranks do not divide the 5 columns",
+    ),
     "VocabularyParallelLoss": (loss_over_shards, None),
     "RingAttention, ulysses_attention": (attention_of_all_ranks, None),
     "gpipe_step, OneFOneB": (stages, None),
@@ -870,10 +898,10 @@ OTHERS = {  # name → the function, and the beginning of its error message or N
         lambda: one_f_one_b(H, m=5),
         "5 micro-batches do not",
     ),
-    "gpipe_step: another width": (stage_of_another_width, "every stage but the last"),
-    "OneFOneB: another width": (lambda: one_f_one_b(V), "every stage but the last"),
-    "norm_over_mesh, sum_over_ranks": (norms_over_ranks, None),
-    "drifted, check_same_model": (models_compared, None),
+    "gpipe_step: a different width": (stage_of_different_width, "every stage but the last"),
+    "OneFOneB: a different width": (lambda: one_f_one_b(V), "every stage but the last"),
+    "norm_over_mesh, sum_over_ranks": (norms, None),
+    "drifted, check_same_model": (check_of_equal_models, None),
     "SynchronizedBatchNorm": (lambda: synchronized_norm(ROWS, H), None),
     "SynchronizedBatchNorm: sequences": (
         lambda: synchronized_norm(ROWS, H, 2),
@@ -884,7 +912,7 @@ OTHERS = {  # name → the function, and the beginning of its error message or N
         ".*affine",
     ),
 }
-ALONE = {  # the same for cases that need only one rank
+ONE_RANK_MODEL_CASES = {  # the same for cases that need only one rank
     "MiniScaler": (scaler_of_two_optimizers, None),
     "StochasticAdam": (stochastic_adam, None),
     "StochasticAdam: fp32": (lambda: stochastic_adam(torch.float32), "StochasticAdam takes"),
@@ -893,19 +921,19 @@ ALONE = {  # the same for cases that need only one rank
     "LoRALinear, QLoRALinear: bf16": (lambda: adapters(torch.bfloat16), None),
     "LoRALinear, QLoRALinear: autocast": (lambda: adapters(torch.float32, True), None),
     "QLoRALinear: half a block": (lambda: adapters(width=96), "64 must divide the row length"),
-    "GatheredLinear": (gathered, None),
+    "GatheredLinear": (gathered_linear, None),
     "StaticStep": (static_step, None),
-    "ConcatBlock, CachedModel, with_cache, without_any_cache": (cached, None),
-    "Checkpoint": (checkpointed, None),
+    "ConcatBlock, CachedModel, with_cache, without_any_cache": (model_with_cache, None),
+    "Checkpoint": (checkpoint_function, None),
     "Checkpoint: an input without a gradient": (
-        lambda: checkpointed(False),
+        lambda: checkpoint_function(False),
         "the input of a check",
     ),
-    "Offload": (offloaded, None),
+    "Offload": (offloaded_activations, None),
     "beam": (beam_without_end, None),
 }
-ON_RANKS = ("RingAttention", "VocabularyParallelLoss", "ZigzagRing")
-ALONE_TOO = (
+TWICE_ON_ALL_RANKS = ("RingAttention", "VocabularyParallelLoss", "ZigzagRing")
+TWICE_ON_ONE_RANK = (
     "Checkpoint",
     "Flash",
     "Fp8Product",
@@ -913,22 +941,30 @@ ALONE_TOO = (
     "GatheredLinear",
     "TiledAttention",
 )
-OTHERS |= {f"{name}: twice": (partial(twice, name), ONCE) for name in ON_RANKS}
-ALONE |= {f"{name}: twice": (partial(twice, name), ONCE) for name in ALONE_TOO}
+MODEL_CASES |= {
+    f"{name}: twice": (partial(differentiate_twice, name), NO_SECOND_DERIVATIVE)
+    for name in TWICE_ON_ALL_RANKS
+}
+ONE_RANK_MODEL_CASES |= {
+    f"{name}: twice": (partial(differentiate_twice, name), NO_SECOND_DERIVATIVE)
+    for name in TWICE_ON_ONE_RANK
+}
 
 
-# --- attention: widths, lengths, dtypes and strides that the programs do not use --------------
+# --- cases with tensors: sizes, dtypes and strides that the programs do not use ---------------
 
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 0.01}
 
 
-def near(found: list[torch.Tensor], truth: list[torch.Tensor], dtype: torch.dtype) -> None:
-    for ours, exact in zip(found, truth, strict=True):
-        off = (ours.double() - exact).norm() / exact.norm()
-        assert ours.dtype == dtype and off < TOLERANCES[dtype], (dtype, off)
+def assert_near(
+    found: list[torch.Tensor], truth: list[torch.Tensor], dtype: torch.dtype
+) -> None:
+    for tensor, exact in zip(found, truth, strict=True):
+        off = (tensor.double() - exact).norm() / exact.norm()
+        assert tensor.dtype == dtype and off < TOLERANCES[dtype], (dtype, off)
 
 
-def as_sdpa(
+def compare_with_sdpa(
     attend: Callable, *q: int, keys: int, causal=False, kinds=tuple(TOLERANCES)
 ) -> None:
     """Compare output and gradients for q [..., s, d] with SDPA in float64."""
@@ -941,17 +977,21 @@ def as_sdpa(
         out, truth = attend(*leaves), F.scaled_dot_product_attention(*exact, mask)
         do = torch.randn(*q).to(dtype)
         gradients = torch.autograd.grad(out, leaves, do)
-        near([out, *gradients], [truth, *torch.autograd.grad(truth, exact, do.double())], dtype)
+        assert_near(
+            [out, *gradients], [truth, *torch.autograd.grad(truth, exact, do.double())], dtype
+        )
 
 
 def tiles_in_pytorch() -> None:
-    """Test so many keys that sums in bf16 would stop growing, and more queries than keys."""
+    """Test more queries than keys, and so many keys that a sum in bf16 would stop growing."""
     attend = program("10_flash_attention/tiled_attention").attention
     for causal in (False, True):
-        as_sdpa(lambda *x, c=causal: attend(*x, c), 2, 20, 24, keys=2048, causal=causal)
+        compare_with_sdpa(
+            lambda *x, c=causal: attend(*x, c), 2, 20, 24, keys=2048, causal=causal
+        )
     q, k = torch.randn(2, 7, 24), torch.randn(2, 5, 24)
     assert attend(q, k, k, True)[:, :2].eq(0).all()
-    as_sdpa(program("10_flash_attention/memory_peak").Flash.apply, 150, 24, keys=2048)
+    compare_with_sdpa(program("10_flash_attention/memory_peak").Flash.apply, 150, 24, keys=2048)
 
 
 def parts_of_keys() -> None:
@@ -962,7 +1002,7 @@ def parts_of_keys() -> None:
         halves = zip(k.split(4, -2), v.split(4, -2), strict=True)
         return merge(*(part(q, kk, vv, True) for kk, vv in halves))[0]
 
-    as_sdpa(attend, 2, 5, 24, keys=7, kinds=(torch.float64, torch.float32))
+    compare_with_sdpa(attend, 2, 5, 24, keys=7, kinds=(torch.float64, torch.float32))
     leaves = [torch.randn(n, 3, requires_grad=True) for n in (4, 5, 5)]
     assert torch.autograd.gradgradcheck(lambda *x: part(*x, True), leaves)
     none = torch.zeros(2, 3), torch.full((2, 1), -torch.inf)
@@ -971,8 +1011,8 @@ def parts_of_keys() -> None:
 
 def triton_attention(q: int = 4, v: int = 32, change: Callable = torch.Tensor.float) -> None:
     """Test packed sequences with `q` heads, values of width `v`, and a different dtype."""
-    ours = program("10_flash_attention/triton_autograd")
-    ours.FlashAttention.kernels = [
+    module = program("10_flash_attention/triton_autograd")
+    module.FlashAttention.kernels = [
         program("10_flash_attention/triton_forward"),
         program("10_flash_attention/triton_backward"),
     ]
@@ -981,12 +1021,12 @@ def triton_attention(q: int = 4, v: int = 32, change: Callable = torch.Tensor.fl
     shapes = (20, q, 32), (20, 2, 32), (20, 2, v)
     leaves = [change(torch.randn(shape)).requires_grad_() for shape in shapes]
     exact = [x.detach().double().requires_grad_() for x in leaves]
-    out = ours.FlashAttention.apply(*leaves, *rest)
-    truth, do = ours.plain(*exact, *rest), torch.randn(20, q, v)
+    out = module.FlashAttention.apply(*leaves, *rest)
+    truth, do = module.plain(*exact, *rest), torch.randn(20, q, v)
     found = [out, *torch.autograd.grad(out, leaves, do.float(), retain_graph=True)]
-    near(found, [truth, *torch.autograd.grad(truth, exact, do)], torch.float32)
-    with refusing(ONCE):
-        penalized(out.square().sum(), *leaves).backward()
+    assert_near(found, [truth, *torch.autograd.grad(truth, exact, do)], torch.float32)
+    with expect_error(NO_SECOND_DERIVATIVE):
+        with_penalty(out.square().sum(), *leaves).backward()
 
 
 def zigzag_ring() -> None:
@@ -994,7 +1034,7 @@ def zigzag_ring() -> None:
     ring = program("10_flash_attention/ring_flash")
     rank, n = dist.get_rank(), dist.get_world_size()
 
-    def mine(x: torch.Tensor) -> torch.Tensor:
+    def local(x: torch.Tensor) -> torch.Tensor:
         chunks = x.tensor_split(2 * n, -2)
         return torch.cat([chunks[rank], chunks[2 * n - 1 - rank]], -2)
 
@@ -1009,11 +1049,11 @@ def zigzag_ring() -> None:
         whole = qkv.clone().double().requires_grad_()
         truth = F.scaled_dot_product_attention(*whole, is_causal=True)
         truth.backward(do.double())
-        ours = mine(qkv).mT.contiguous().requires_grad_()
+        tested = local(qkv).mT.contiguous().requires_grad_()
         with mock.patch.multiple(ring, **tiles):
-            out = ring.ZigzagRing.apply(*ours.mT)
-            out.backward(mine(do))
-        near([out, ours.grad.mT], [mine(truth), mine(whole.grad)], dtype)
+            out = ring.ZigzagRing.apply(*tested.mT)
+            out.backward(local(do))
+        assert_near([out, tested.grad.mT], [local(truth), local(whole.grad)], dtype)
 
 
 def zigzag_of(queries: int, keys: int) -> None:
@@ -1022,13 +1062,13 @@ def zigzag_of(queries: int, keys: int) -> None:
 
 
 def conjugates_twice() -> None:
-    """Test f and g of five programs: two uses of f add up, and a penalty on gradients works."""
+    """Test the functions f and g of five programs with two uses of f, and with a penalty."""
     rank, n = dist.get_rank(), dist.get_world_size()
 
     def region(x, y, a, b, f=lambda x: x, g=lambda x: x) -> torch.Tensor:
         return (x + g(((f(x) + f(y)) @ a).tanh() @ b)).square().sum()
 
-    for ours in (
+    for module in (
         program("01_parallelism_strategies/what_is_sent"),
         program("03_model_parallelism/missing_f"),
         program("03_model_parallelism/vocabulary_parallel"),
@@ -1040,11 +1080,11 @@ def conjugates_twice() -> None:
         x, y, a, b = whole
         shards = [x, y, a.chunk(n, 1)[rank], b.chunk(n)[rank]]
         leaves, exact = ([t.clone().requires_grad_() for t in ts] for ts in (shards, whole))
-        penalized(
-            region(*leaves, ours.CopyToRanks.apply, ours.SumOverRanks.apply),
+        with_penalty(
+            region(*leaves, module.CopyToRanks.apply, module.SumOverRanks.apply),
             *leaves[:2],
         ).backward()
-        penalized(region(*exact), *exact[:2]).backward()
+        with_penalty(region(*exact), *exact[:2]).backward()
         x, y, a, b = (t.grad for t in exact)
         torch.testing.assert_close(
             [t.grad for t in leaves], [x, y, a.chunk(n, 1)[rank], b.chunk(n)[rank]]
@@ -1052,7 +1092,7 @@ def conjugates_twice() -> None:
 
 
 def tokens_twice() -> None:
-    """Do the same for split tokens, and for exchanges that are inverse to each other."""
+    """Test operations on split tokens with a penalty, also two exchanges that are inverse."""
     rank, n = dist.get_rank(), dist.get_world_size()
     sequence = program("03_model_parallelism/sequence_parallel")
     counted = program("03_model_parallelism/activation_formula")
@@ -1068,25 +1108,29 @@ def tokens_twice() -> None:
             lambda x: counted.ScatterSumInGroup.apply(x, None),
         ),
     ):
-        mine, exact = x.chunk(n, 1)[rank].clone().requires_grad_(), x.clone().requires_grad_()
-        penalized((mine + scatter(gather(mine).tanh() @ w / n)).square().sum(), mine).backward()
-        penalized((exact + exact.tanh() @ w).square().sum(), exact).backward()
-        torch.testing.assert_close(mine.grad, exact.grad.chunk(n, 1)[rank])
-    mine, exact = (x[:, None].clone().requires_grad_() for _ in "ab")
-    penalized(ulysses(ulysses(mine, 3, 2).tanh(), 2, 3).square().sum(), mine).backward()
-    penalized(exact.tanh().square().sum(), exact).backward()
-    torch.testing.assert_close(mine.grad, exact.grad)
-    mine, exact = (torch.ones(3).requires_grad_() for _ in "ab")
-    penalized(norm(mine).pow(3).sum(), mine).backward()
-    penalized((n * exact).pow(3).sum(), exact).backward()
-    torch.testing.assert_close(mine.grad, exact.grad)
+        local, exact = x.chunk(n, 1)[rank].clone().requires_grad_(), x.clone().requires_grad_()
+        with_penalty(
+            (local + scatter(gather(local).tanh() @ w / n)).square().sum(), local
+        ).backward()
+        with_penalty((exact + exact.tanh() @ w).square().sum(), exact).backward()
+        torch.testing.assert_close(local.grad, exact.grad.chunk(n, 1)[rank])
+    local, exact = (x[:, None].clone().requires_grad_() for _ in "ab")
+    with_penalty(ulysses(ulysses(local, 3, 2).tanh(), 2, 3).square().sum(), local).backward()
+    with_penalty(exact.tanh().square().sum(), exact).backward()
+    torch.testing.assert_close(local.grad, exact.grad)
+    local, exact = (torch.ones(3).requires_grad_() for _ in "ab")
+    with_penalty(norm(local).pow(3).sum(), local).backward()
+    with_penalty((n * exact).pow(3).sum(), exact).backward()
+    torch.testing.assert_close(local.grad, exact.grad)
 
 
 def attention_by_functions() -> None:
     tiled = program("10_flash_attention/kernel_test").tiled
-    as_sdpa(tiled, 2, 5, 24, keys=40, kinds=(torch.float32,))
+    compare_with_sdpa(tiled, 2, 5, 24, keys=40, kinds=(torch.float32,))
     attend = program("10_flash_attention/batch_invariance").attend
-    as_sdpa(lambda *x: attend(*x, 16), 1, 24, keys=40, kinds=(torch.float64, torch.float32))
+    compare_with_sdpa(
+        lambda *x: attend(*x, 16), 1, 24, keys=40, kinds=(torch.float64, torch.float32)
+    )
     q, k, v = torch.randn(40, 24), torch.randn(100, 24), torch.randn(100, 24)
     z = q @ k.T * 24**-0.5
     truth = F.scaled_dot_product_attention(q, k, v)
@@ -1106,13 +1150,13 @@ def attention_by_functions() -> None:
 
 
 def dropout_by_position() -> None:
-    """Test more keys than queries; each position has its number."""
-    ours = program("10_flash_attention/dropout_counter")
+    """Test more keys than queries, with dropout that depends on the positions."""
+    module = program("10_flash_attention/dropout_counter")
     q, k, v = (torch.randn(n, 24).requires_grad_() for n in (10, 100, 100))
-    full = ours.keep(ours.SEED, torch.arange(10), torch.arange(100), 100)
+    full = module.keep(module.SEED, torch.arange(10), torch.arange(100), 100)
     truth = ((q @ k.T * 24**-0.5).softmax(1) * full) @ v
-    out, lse = ours.forward(q.detach(), k.detach(), v.detach(), ours.keep, 4)
-    gradients = ours.backward(torch.ones(10, 24), q, k, v, out, lse, ours.keep, 7)
+    out, lse = module.forward(q.detach(), k.detach(), v.detach(), module.keep, 4)
+    gradients = module.backward(torch.ones(10, 24), q, k, v, out, lse, module.keep, 7)
     torch.testing.assert_close(
         [out, *gradients], [truth, *torch.autograd.grad(truth.sum(), (q, k, v))]
     )
@@ -1129,7 +1173,7 @@ def documents_and_zeros() -> None:
 
 
 def caches_of_others() -> None:
-    """Test a cache of a different length, a ring with a different dtype, and another model."""
+    """Test a cache of a different length, a ring in bf16, and models of a different size."""
     static = program("09_inference/static_cache").static
     q, k = torch.randn(2, 3, 1, 8), torch.randn(2, 3, 5, 8)
     keys = F.pad(k[:, :, :4], (0, 0, 0, 6))
@@ -1159,14 +1203,16 @@ def sampled_in_16_bits() -> None:
 
     A penalty works in batches.
     """
-    for ours in (
+    for module in (
         program("09_inference/sampling"),
         program("09_inference/sampling_failures"),
     ):
         logits = torch.randn(2, 32000).mul(2).bfloat16()
-        kept, exact = (ours.top_p(x, 0.99).isfinite().sum() for x in (logits, logits.double()))
-        assert abs(kept / exact - 1) < 1e-3
-        assert ours.top_p(logits, 0.0).isfinite().sum(1).tolist() == [1, 1]
+        count, exact = (
+            module.top_p(x, 0.99).isfinite().sum() for x in (logits, logits.double())
+        )
+        assert abs(count / exact - 1) < 1e-3
+        assert module.top_p(logits, 0.0).isfinite().sum(1).tolist() == [1, 1]
     penalty = program("09_inference/sampling").repetition_penalty
     logits, used = torch.randn(2, 9), torch.tensor([[1, 1], [8, 0]])
     rows = [penalty(*row, 1.3) for row in zip(logits, used, strict=True)]
@@ -1193,13 +1239,13 @@ def shards_of_others() -> None:
     )
     truth = (gates.softmax(1)[..., None] * every.take_along_dim(chosen[..., None], 1)).sum(1)
     torch.testing.assert_close(wide.Travel(range(2 * rank, 2 * rank + 2))(w, x), truth)
-    apart = program("09_inference/disaggregated")
+    disaggregated = program("09_inference/disaggregated")
     if n == 2:
         with torch.no_grad():
-            model = apart.CachedCharModel().float()  # with the same seed on both sides
-            answers, _ = apart.hand_over(model, [[1, 5, 2]])
-            alone = apart.decode(model, *apart.prefill(model, [1, 5, 2]))
-        assert answers == [alone] * rank
+            model = disaggregated.CachedCharModel().float()  # the same seed on both ranks
+            answers, _ = disaggregated.hand_over(model, [[1, 5, 2]])
+            answer = disaggregated.decode(model, *disaggregated.prefill(model, [1, 5, 2]))
+        assert answers == [answer] * rank
 
 
 def experts_that_do_not_fit(slots: int, groups: int) -> None:
@@ -1215,7 +1261,7 @@ def checkpoint_elsewhere() -> None:
     apply(torch.tanh, True, torch.randn(2, 3, device="meta", requires_grad=True))
 
 
-RANKS = {  # name → the function that every rank runs, and the beginning of its error message
+TENSOR_CASES = {  # name → the function, and the beginning of its error message or None
     "ZigzagRing": (zigzag_ring, None),
     "ZigzagRing: half a chunk": (lambda: zigzag_of(5, 5), "q, k and v of a rank need"),
     "ZigzagRing: more keys": (lambda: zigzag_of(4, 8), "q, k and v of a rank need"),
@@ -1223,10 +1269,10 @@ RANKS = {  # name → the function that every rank runs, and the beginning of it
     "GatherTokens, ScatterSum, AllToAll: twice": (tokens_twice, None),
     "shard, Travel, hand_over": (shards_of_others, None),
 }
-TENSORS = {  # the same for cases that need only one rank
+ONE_RANK_TENSOR_CASES = {  # the same for cases that need only one rank
     "TiledAttention, Flash": (tiles_in_pytorch, None),
     "Part, merge": (parts_of_keys, None),
-    "Checkpoint: another device": (
+    "Checkpoint: a different device": (
         checkpoint_elsewhere,
         "a checkpoint restores the random states",
     ),
@@ -1241,7 +1287,7 @@ TENSORS = {  # the same for cases that need only one rank
 }
 if importlib.util.find_spec("triton"):
     WIDTH = "attention takes k, v as wide as q"
-    TENSORS |= {
+    ONE_RANK_TENSOR_CASES |= {
         "FlashAttention": (triton_attention, None),
         "FlashAttention: other heads": (lambda: triton_attention(q=3), WIDTH),
         "FlashAttention: narrow values": (lambda: triton_attention(v=8), WIDTH),
@@ -1250,14 +1296,18 @@ if importlib.util.find_spec("triton"):
 
 
 def cases() -> Iterator[tuple[str, Callable[[], None], str | None]]:
-    """Yield the title and the function of each case, and the start of its error message."""
-    for name, make in WAYS.items():
+    """Yield the title, the function and the beginning of the error message of each case."""
+    for name, make in WRAPPERS.items():
         for title, case in CASES.items():
-            refused = REJECTED.get((name, title))
-            yield f"{name}: {title}", lambda m=make, c=case: compare(m, c), refused
-    others = OTHERS | RANKS | (ALONE | TENSORS if dist.get_world_size() == 1 else {})
-    for title, (attempt, refused) in others.items():
-        yield title, attempt, refused
+            message = EXPECTED_ERRORS.get((name, title))
+            yield f"{name}: {title}", lambda m=make, c=case: compare(m, c), message
+    others = (
+        MODEL_CASES
+        | TENSOR_CASES
+        | (ONE_RANK_MODEL_CASES | ONE_RANK_TENSOR_CASES if dist.get_world_size() == 1 else {})
+    )
+    for title, (function, message) in others.items():
+        yield title, function, message
 
 
 def names(title: str) -> list[str]:
@@ -1266,7 +1316,8 @@ def names(title: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def refusing(sentence: str) -> Iterator[None]:
+def expect_error(sentence: str) -> Iterator[None]:
+    """Fail unless the block raises an error whose message starts with this sentence."""
     try:
         yield
     except (RuntimeError, ValueError, TypeError) as error:
@@ -1279,16 +1330,16 @@ def main() -> None:
     os.environ["TRITON_INTERPRET"] = "1"  # before anything imports triton
     dist.init_process_group("gloo")
     torch.set_default_dtype(torch.float64)
-    for title, attempt, refused in cases():
+    for title, function, message in cases():
         try:
-            with refusing(refused) if refused else contextlib.nullcontext():
-                attempt()
+            with expect_error(message) if message else contextlib.nullcontext():
+                function()
         except Exception as error:
             print(f"rank {dist.get_rank()}, {title}: {error!r}", flush=True)
             traceback.print_exc()
         dist.barrier()
     if dist.get_rank() == 0:
-        print("all tried")
+        print("all cases ran")
     dist.destroy_process_group()
 
 

@@ -31,19 +31,19 @@ LAUNCHER: list[Launcher | None] = [None]  # the prefork launcher of the session,
 
 
 def until(event: Callable[[], object], process: Popen | None = None) -> None:
-    """Wait for an event; fail if it does not happen, or if the process ends before it."""
+    """Wait until ``event`` returns True; fail if the process ends before that."""
     deadline = time.monotonic() + HANG
     while not event():
-        over = process is not None and process.poll() is not None
-        assert event() or not over, f"it ended too early, with status {process.returncode}"
+        ended = process is not None and process.poll() is not None
+        assert event() or not ended, f"it ended too early, with status {process.returncode}"
         assert time.monotonic() < deadline, f"the event did not happen within {HANG} s"
         time.sleep(0.01)
 
 
 def processes_with(mark: str, *, in_command: bool = False) -> dict[int, str]:
-    """Return the live processes with this mark in their variables, or in their command.
+    """Return the processes with this mark in their variables, as {process ID: command}.
 
-    The result maps process IDs to commands.
+    With ``in_command``, search for the mark in the commands instead.
     """
     found = {}
     for entry in Path("/proc").glob("[0-9]*"):
@@ -58,11 +58,16 @@ def processes_with(mark: str, *, in_command: bool = False) -> dict[int, str]:
 
 
 def left_behind(mark: str, *, in_command: bool = False) -> list[str]:
-    """Return the commands of marked processes that still run after all had time to end."""
+    """Wait until no process has this mark, for at most EXIT_TIMEOUT seconds.
+
+    Return the commands of the marked processes that are still running after that.
+    """
     deadline = time.monotonic() + EXIT_TIMEOUT
-    while (left := processes_with(mark, in_command=in_command)) and time.monotonic() < deadline:
+    while (
+        found := processes_with(mark, in_command=in_command)
+    ) and time.monotonic() < deadline:
         time.sleep(0.05)
-    return list(left.values())
+    return list(found.values())
 
 
 def end(mark: str) -> None:
@@ -73,9 +78,9 @@ def end(mark: str) -> None:
 
 
 class ForkedProgram:
-    """A program that runs in a fork of a process with torch.
+    """A program that runs in a fork of a process that has imported torch.
 
-    It has the interface of `Popen`.
+    It has the same methods as `Popen`, as far as the tests need them.
     """
 
     def __init__(
@@ -93,7 +98,10 @@ class ForkedProgram:
         self.process.join()
 
     def communicate(self, timeout: float) -> tuple[str, str]:
-        """Return what the program printed, after it has ended."""
+        """Wait for the end of the program, and return its stdout and stderr.
+
+        After ``timeout`` seconds, kill the program and raise TimeoutExpired.
+        """
         self.process.join(timeout)
         if self.returncode is None:
             self.process.kill()
@@ -111,9 +119,9 @@ def start(words: list[str], cwd: str | Path, env: dict[str, str]) -> Popen | For
     can_fork = words[0] == "torchrun" or words[1].endswith(".py") or words[1:3] == PYTEST
     if LAUNCHER[0] and can_fork:
         return ForkedProgram(LAUNCHER[0], words, cwd, env)
-    starts = {"python": [], "torchrun": ["-m", "torch.distributed.run"]}
+    options = {"python": [], "torchrun": ["-m", "torch.distributed.run"]}
     return Popen(
-        [sys.executable, *starts[words[0]], *words[1:]],
+        [sys.executable, *options[words[0]], *words[1:]],
         cwd=cwd,
         env=env,
         stdin=subprocess.DEVNULL,

@@ -1,6 +1,6 @@
-"""Tests that functions which programs repeat are the same in all programs.
+"""Tests that a function which several programs contain is the same in all of them.
 
-Programs repeat functions so that a reader can copy each program alone.
+Programs repeat functions, so that a reader can copy each program alone.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from worldsize.model import page
 
 ROOT = Path(__file__).resolve().parent.parent
 INPUTS = ["assessment", "CONTRIBUTING.md", "src/worldsize/model", "labs", "snippets"]
-SIMILARITY = 0.8  # two definitions of one name must be equal if they share more of their tokens
-# PROGRAM:NAME of definitions that may differ from similar ones, and the reason
+# definitions of the same name must be equal if they share more than this fraction of tokens
+SIMILARITY = 0.8
+# PROGRAM:NAME of a definition that may differ from similar definitions → the reason
 EXCEPTIONS = {
     "labs/lab02_ddp.py:init_distributed": "the learner writes it",
     "labs/lab03_fsdp.py:load": "it uses the group of a mesh and a given folder",
@@ -34,7 +35,7 @@ EXCEPTIONS = {
     "*:MLP": "three models use this layer, with different arguments and biases",
     "*:build": "each program has a different model and training setup",
     "*:make_model": "each program has a different model",
-    "*:SumOverRanks": "Megatron's g: two programs also count the bytes that it sends",
+    "*:SumOverRanks": "two programs also count the bytes that this function sends",
     "*:_": "a placeholder name of registered functions that are never called",
     "assessment/assignment1_allocator.py:segment_size": "it has PyTorch's constants",
 }
@@ -42,7 +43,10 @@ Shapes = dict[str, list[Path]]  # source of a definition without docstrings → 
 
 
 def definitions(text: str) -> Iterator[tuple[str, str]]:
-    """Yield name and source of a program's functions and classes, except main and comments."""
+    """Yield the name and the source of each function and class of a program, except `main`.
+
+    The source contains no comments and no docstrings.
+    """
     kinds = (ast.FunctionDef, ast.ClassDef)
     for node in ast.parse(text).body:
         if isinstance(node, kinds) and node.name != "main":
@@ -53,12 +57,14 @@ def definitions(text: str) -> Iterator[tuple[str, str]]:
 
 
 def programs() -> list[Path]:
+    """Return the Python programs of the book."""
     folders = (ROOT / name for name in ("snippets", "labs", "assessment"))
     return [path for folder in folders for path in sorted(folder.rglob("*.py"))]
 
 
 @cache
 def shapes_by_name() -> dict[str, Shapes]:
+    """Return the different definitions of each name in all programs."""
     found: dict[str, Shapes] = defaultdict(lambda: defaultdict(list))
     for path in programs():
         for name, source in definitions(path.read_text("utf-8")):
@@ -74,77 +80,83 @@ def tokens(source: str) -> list[str]:
 
 @cache
 def similar(a: str, b: str) -> bool:
-    both = SequenceMatcher(None, tokens(a), tokens(b), autojunk=False)
-    return (
-        both.real_quick_ratio() > SIMILARITY
-        and both.quick_ratio() > SIMILARITY
-        and both.ratio() > SIMILARITY
+    """Return whether two definitions share more than `SIMILARITY` of their tokens."""
+    matcher = SequenceMatcher(None, tokens(a), tokens(b), autojunk=False)
+    return (  # the quick ratios are upper bounds of the ratio
+        matcher.real_quick_ratio() > SIMILARITY
+        and matcher.quick_ratio() > SIMILARITY
+        and matcher.ratio() > SIMILARITY
     )
 
 
 def diverging(shapes: Shapes) -> Iterator[tuple[list[Path], list[Path]]]:
-    """Yield the programs of two different definitions that should be the same.
+    """Yield the programs of two different definitions of a name that should be equal.
 
-    This is so if the two definitions are similar. It is also so for all definitions of a name
-    in one folder if two programs in the folder have the same definition.
+    Two definitions should be equal if they are similar. Two definitions in one folder should
+    also be equal if two programs of this folder contain one of them.
     """
-    for (a, some), (b, others) in combinations(shapes.items(), 2):
+    for (a, first), (b, second) in combinations(shapes.items(), 2):
         if similar(a, b):
-            yield some, others
+            yield first, second
             continue
-        for folder in {path.parent for path in some} & {path.parent for path in others}:
-            here = [[path for path in part if path.parent == folder] for part in (some, others)]
-            if max(map(len, here)) > 1:
-                yield here[0], here[1]
+        for folder in {path.parent for path in first} & {path.parent for path in second}:
+            pair = [
+                [path for path in paths if path.parent == folder] for paths in (first, second)
+            ]
+            if max(map(len, pair)) > 1:
+                yield pair[0], pair[1]
 
 
-def place(path: Path) -> str:
+def program_name(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-def compared(name: str, differ: Collection[str]) -> Shapes:
-    """Return the definitions of a name, without the programs that are listed as exceptions."""
+def without_exceptions(name: str, exceptions: Collection[str]) -> Shapes:
+    """Return the definitions of a name, without the programs that are exceptions."""
     shapes: Shapes = {}
     for source, paths in shapes_by_name()[name].items():
-        kept = [
+        remaining = [
             path
             for path in paths
-            if not any(fnmatchcase(f"{place(path)}:{name}", pattern) for pattern in differ)
+            if not any(fnmatchcase(f"{program_name(path)}:{name}", each) for each in exceptions)
         ]
-        if kept:
-            shapes[source] = kept
+        if remaining:
+            shapes[source] = remaining
     return shapes
 
 
 def test_repeated_definitions_are_the_same_in_all_programs() -> None:
     wrong = []
     for name in shapes_by_name():
-        for parts in diverging(compared(name, EXCEPTIONS)):
-            some, others = (", ".join(map(place, part)) for part in parts)
-            wrong.append(f"{name} of {some}\n  and {name} of {others}")
+        for pair in diverging(without_exceptions(name, EXCEPTIONS)):
+            first, second = (", ".join(map(program_name, paths)) for paths in pair)
+            wrong.append(f"{name} of {first}\n  and {name} of {second}")
     rule = "these definitions have the same name but differ: copy one of them or rename it"
     assert not wrong, "\n".join([rule, *wrong])
 
 
 def test_every_exception_is_needed() -> None:
-    """Without any one of the exceptions, the test above would fail."""
+    """The test above would fail if one of the exceptions was removed."""
     unneeded = []
     for pattern in EXCEPTIONS:
-        shapes = compared(pattern.partition(":")[2], EXCEPTIONS.keys() - {pattern})
+        shapes = without_exceptions(pattern.partition(":")[2], EXCEPTIONS.keys() - {pattern})
         if not any(diverging(shapes)):
             unneeded.append(pattern)
     assert unneeded == []
 
 
 def test_a_small_difference_in_a_short_function_is_found() -> None:
-    """One of four lines differs, by one token."""
-    count = "def sent(n: int) -> int:\n    if n < 2:\n        return {}\n    return 2 * (n - 1)"
-    assert similar(count.format("0"), count.format("None"))
-    assert not similar(count.format("0"), "def sent(chunks):\n    return sum(map(len, chunks))")
+    """The first two functions differ in one token."""
+    function = (
+        "def sent(n: int) -> int:\n    if n < 2:\n        return {}\n    return 2 * (n - 1)"
+    )
+    assert similar(function.format("0"), function.format("None"))
+    different = "def sent(chunks):\n    return sum(map(len, chunks))"
+    assert not similar(function.format("0"), different)
 
 
-def test_every_init_distributed_is_the_same() -> None:
-    """All programs join the process group with one function, which one page explains."""
+def test_all_programs_join_the_process_group_with_the_same_function() -> None:
+    """The function may be different only in the lab in which the learner writes it."""
     naive = (ROOT / "snippets/02_ddp/naive.py").read_text("utf-8")
     expected = dict(definitions(naive))["init_distributed"]
     exercise = dict(definitions((ROOT / "labs/lab02_ddp.py").read_text("utf-8")))
@@ -155,8 +167,8 @@ def test_every_init_distributed_is_the_same() -> None:
     assert dict(definitions("\n".join(example.lines)))["init_distributed"] == expected
 
 
-def test_a_blank_ends_a_program_with_a_message() -> None:
-    """A program with blanks installs stop_at_blank before main, or catches the error itself."""
+def test_a_program_with_blanks_handles_the_error_of_a_blank() -> None:
+    """It installs stop_at_blank before it calls main, or it catches NotImplementedError."""
     for path in sorted((ROOT / "assessment").glob("*.py")):
         text = path.read_text("utf-8")
         if "def stop_at_blank" in text:
@@ -172,13 +184,14 @@ EXIT_AFTER_JOINING = re.compile(
 
 
 def test_no_program_exits_after_joining_the_group() -> None:
-    """An exiting rank breaks the connections of ranks that are still joining.
+    """A program must check WORLD_SIZE and its files before it joins the group.
 
-    They print a traceback next to the message. WORLD_SIZE and files can be checked earlier.
+    A rank that exits breaks the connections of the ranks that are still joining. These ranks
+    then print a traceback next to the message.
     """
     late = [
-        f"{place(path)}:{text[: match.start()].count(chr(10)) + 1}: check this before the "
-        "program joins the process group"
+        f"{program_name(path)}:{text[: match.start()].count(chr(10)) + 1}: check this before "
+        "the program joins the process group"
         for path in programs()
         for text in [path.read_text("utf-8")]
         for match in EXIT_AFTER_JOINING.finditer(text)
@@ -186,43 +199,46 @@ def test_no_program_exits_after_joining_the_group() -> None:
     assert not late, "\n".join(late)
 
 
-DEVICE_OF = {"fully_shard": "mesh", "FullyShardedDataParallel": "device_id"}
-DEVICE_OF |= {"FSDP": "device_id", "init_process_group": "device_id"}
+DEVICE_ARGUMENTS = {  # function → the keyword argument that selects the device
+    "fully_shard": "mesh",
+    "FullyShardedDataParallel": "device_id",
+    "FSDP": "device_id",
+    "init_process_group": "device_id",
+}
 
 
-def selects_a_device(text: str) -> Iterator[int]:
-    """Yield the lines of calls that use the visible accelerator, wherever the ranks run."""
-    cpu_selected = "DS_ACCELERATOR" in text.partition("import deepspeed")[0]
+def lines_without_device(text: str) -> Iterator[int]:
+    """Yield the lines in which a library selects the device because the program does not."""
+    uses_cpu = "DS_ACCELERATOR" in text.partition("import deepspeed")[0]
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Call):
             name = ast.unparse(node.func).rpartition(".")[2]
-            named = {keyword.arg for keyword in node.keywords}
-            group = name == "init_process_group" and node.args  # the backend is given
-            if name in DEVICE_OF and DEVICE_OF[name] not in named and not group:
+            keywords = {keyword.arg for keyword in node.keywords}
+            has_backend = name == "init_process_group" and node.args
+            is_missing = name in DEVICE_ARGUMENTS and DEVICE_ARGUMENTS[name] not in keywords
+            if is_missing and not has_backend:
                 yield node.lineno
         elif (
-            isinstance(node, ast.Import)
-            and node.names[0].name == "deepspeed"
-            and not cpu_selected
+            isinstance(node, ast.Import) and node.names[0].name == "deepspeed" and not uses_cpu
         ):
             yield node.lineno
 
 
 def test_no_library_selects_the_device() -> None:
-    """Libraries use the device that init_distributed() returns, which can be the CPU."""
+    """With fewer GPUs than ranks, start() uses the CPU, and libraries must also use the CPU."""
     wrong = [
-        f"{place(path)}:{line}: pass the device that init_distributed() returned"
+        f"{program_name(path)}:{line}: pass the device that start() returned"
         for path in programs()
-        for line in selects_a_device(path.read_text("utf-8"))
+        for line in lines_without_device(path.read_text("utf-8"))
     ]
     assert not wrong, "\n".join(wrong)
 
 
 def test_a_library_that_selects_the_device_is_found() -> None:
-    ours = (
+    right = (
         'os.environ["DS_ACCELERATOR"] = "cpu"\nimport deepspeed\nfully_shard(a, mesh=mesh)\n'
         'dist.init_process_group("gloo")\ndist.init_process_group(device_id=device)\n'
     )
-    assert not list(selects_a_device(ours))
-    theirs = "import deepspeed\nfsdp.fully_shard(a)\ndist.init_process_group()\nFSDP(a)\n"
-    assert sorted(selects_a_device(theirs)) == [1, 2, 3, 4]
+    assert not list(lines_without_device(right))
+    wrong = "import deepspeed\nfsdp.fully_shard(a)\ndist.init_process_group()\nFSDP(a)\n"
+    assert sorted(lines_without_device(wrong)) == [1, 2, 3, 4]

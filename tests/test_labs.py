@@ -177,7 +177,7 @@ def test_the_finished_program_runs_in_a_folder_without_other_files(
     lab_run: LabRun, pytestconfig: pytest.Config
 ) -> None:
     lab, ranks = lab_run
-    reference, warm = REFERENCES[lab], pytestconfig.stash[SESSION].warm
+    reference, warm = REFERENCES[lab], pytestconfig.stash[SESSION].launcher
     command = f"torchrun --nproc-per-node={ranks} {reference.name}"
     if warm is not None and not warm.accepts(command, f"labs/{reference.name}", number=1):
         warm = None  # as typed

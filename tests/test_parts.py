@@ -1,4 +1,4 @@
-"""The parts of the engine, one at a time, in this process: what a small book need not be run for."""
+"""Tests of single parts of the packages model, execution and testing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from worldsize.model.transcript import (
     same_line,
 )
 from worldsize.site import template
-from worldsize.testing import code_blocks, figures, mutation, plugin, program_check, shown
+from worldsize.testing import code_blocks, figures, mutation, program_check, shown
 from worldsize.testing.result_cache import ResultCache
 from worldsize.tools import transcript_diff
 
@@ -34,7 +34,7 @@ INPUTS = ["src"]
 # --- files -----------------------------------------------------------------------------------
 
 
-def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+def test_a_file_is_written_completely_or_not_at_all(tmp_path: Path) -> None:
     path, folder = tmp_path / "file", tmp_path / "folder"
     path.write_text("old")
     folder.mkdir()
@@ -47,61 +47,64 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     assert sorted(each.name for each in tmp_path.iterdir()) == ["file", "folder"]
 
 
-def test_whatever_an_outcome_depends_on_changes_the_digest(tmp_path: Path, monkeypatch) -> None:
-    seen = set()
+def test_a_change_of_an_input_changes_the_digest(tmp_path: Path, monkeypatch) -> None:
+    digests = set()
 
-    def changed(*parts: str | Path) -> bool:
-        seen.add(fingerprint.digest(tmp_path, *parts))
-        return len(seen) == len({*names})
+    def is_new(*parts: str | Path) -> bool:
+        """Return whether the digest differs from all digests before."""
+        count = len(digests)
+        digests.add(fingerprint.digest(tmp_path, *parts))
+        return len(digests) > count
 
-    names = ["first"]
-    inside = tmp_path / "data"
-    inside.mkdir()
-    (inside / "a").write_text("1")
-    assert changed(inside)
-    (inside / "a").rename(inside / "b")
-    names.append("renamed")
-    assert changed(inside)
-    (inside / "b").write_text("longer")
-    names.append("edited within a session")
-    assert changed(inside)
-    (inside / "__pycache__").mkdir()
-    (inside / "__pycache__/b.pyc").write_text("")
-    assert changed(inside)  # not by a cache
-    names += ["ab c", "a bc"]
-    changed("ab", "c")
-    assert changed("a", "bc")
-    monkeypatch.setattr(sys, "version", "another")
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / "a").write_text("1")
+    assert is_new(folder)
+    (folder / "a").rename(folder / "b")
+    assert is_new(folder)
+    (folder / "b").write_text("longer")
+    assert is_new(folder)
+    (folder / "__pycache__").mkdir()
+    (folder / "__pycache__/b.pyc").write_text("")
+    assert not is_new(folder), "compiled files are no inputs"
+    assert is_new("ab", "c") and is_new("a", "bc")
+    monkeypatch.setattr(sys, "version", "3.99")
     fingerprint._installed_versions.cache_clear()
-    names.append("another Python")
-    assert changed("a", "bc")
+    assert is_new("a", "bc")
     monkeypatch.undo()
     fingerprint._installed_versions.cache_clear()
 
 
-def test_what_passed_is_noted_beside_what_other_runs_noted(tmp_path: Path, monkeypatch) -> None:
-    one, other = ResultCache(tmp_path), ResultCache(tmp_path)
-    one.add({"a": "1", "b": "1"})
-    other.add({"c": "1", "b": None})
+def test_the_cache_keeps_the_results_of_other_runs(tmp_path: Path) -> None:
+    first, second = ResultCache(tmp_path), ResultCache(tmp_path)
+    first.add({"a": "1", "b": "1"})
+    second.add({"c": "1", "b": None})
     assert ResultCache(tmp_path).known == {"a": "1", "c": "1"}
+
+
+def test_a_new_tool_on_the_path_changes_the_digest_of_a_whole_run(
+    tmp_path: Path, monkeypatch
+) -> None:
     (tmp_path / ".gitignore").write_text(".cache/\n")
     tools = tmp_path / ".cache/bin"
-    tools.mkdir()
+    tools.mkdir(parents=True)
     monkeypatch.setenv("PATH", str(tools))
-    before = one.everything()
-    assert one.everything() == before
-    os.utime(tools, (0, 0))  # as when a tool is installed there
-    assert one.everything() != before
+    cache = ResultCache(tmp_path)
+    before = cache.everything()
+    assert cache.everything() == before
+    os.utime(tools, (0, 0))  # installing a tool changes the time of its folder
+    assert cache.everything() != before
 
 
 # --- transcripts -----------------------------------------------------------------------------
 
 
-def test_a_transcript_says_again_what_was_read() -> None:
+def test_a_parsed_transcript_gives_the_same_text() -> None:
     text = RECORDED + "$ python a.py \\\n    --more\na path C:\\\nnext\n[exit status 3]\n$ ls\n"
-    read = Transcript.parse(text)
-    assert read.text() == text
-    assert [(each.command_line, each.output, each.status) for each in read.commands] == [
+    transcript = Transcript.parse(text)
+    assert transcript.text() == text
+    commands = transcript.commands
+    assert [(each.command_line, each.output, each.status) for each in commands] == [
         ("python a.py \\\n    --more", ["a path C:\\", "next"], 3),
         ("ls", [], 0),
     ]
@@ -110,7 +113,7 @@ def test_a_transcript_says_again_what_was_read() -> None:
     assert output_lines("step 1\rstep 2\r\ndone  \n\n") == ["step 2", "done"]
 
 
-def test_an_output_is_held_as_closely_as_its_numbers_allow() -> None:
+def test_only_decimals_and_measured_numbers_of_an_output_may_differ() -> None:
     assert same_line("loss 0.50001", "loss 0.50002")
     assert not same_line("loss 0.5000", "loss 0.5021")
     assert not same_line("9 ranks", "8 ranks")
@@ -124,17 +127,17 @@ def test_an_output_is_held_as_closely_as_its_numbers_allow() -> None:
 
 @pytest.fixture
 def embedding(tmp_path: Path):
-    """The lines that an embed of a file stands for."""
+    """Return a function that returns the embedded lines of a part of a file."""
     (tmp_path / "book").mkdir()
 
-    def of(text: str, part: str, name: str = "a.py") -> list[str]:
+    def embedded_lines(text: str, part: str, name: str = "a.py") -> list[str]:
         (tmp_path / "book/a.py").write_text(text)
         return resolve(Embed(1, "", f"{name}:{part}"), tmp_path / "book")
 
-    return of
+    return embedded_lines
 
 
-def test_an_embed_is_all_of_what_it_names_and_no_more(embedding, tmp_path: Path) -> None:
+def test_an_embed_contains_exactly_the_part_that_it_names(embedding, tmp_path: Path) -> None:
     text = """
 class A:
     def run(self):
@@ -161,17 +164,16 @@ def last():
         embedding(text, "", "../secret.txt")
 
 
-def test_a_page_is_taken_apart_as_markdown_does(tmp_path: Path) -> None:
+def test_a_page_has_the_anchors_and_code_blocks_that_markdown_finds() -> None:
     markdown = pytest.importorskip("markdown")
     text = "# A `b` c\n\n## Adam\n\n### [Adam](x.md), again\n\n## Adam\n\n## Adam { #own }\n"
-    md = markdown.Markdown(extensions=["toc", "attr_list"])
-    md.convert(text)
-    ids, level = [], md.toc_tokens
+    converter = markdown.Markdown(extensions=["toc", "attr_list"])
+    converter.convert(text)
+    ids, level = [], converter.toc_tokens
     while level:
         ids += [each["id"] for each in level]
         level = [child for each in level for child in each["children"]]
-    here = page.parse(text)
-    assert sorted(ids) == sorted(here.headings) and "adam_1" in ids
+    assert sorted(ids) == sorted(page.parse(text).headings) and "adam_1" in ids
     fenced = page.parse("text\n\n````markdown\n```python\n# no heading\n```\n````\nmore\n")
     assert [(each.line, each.end) for each in fenced.fences] == [(3, 7)]
     assert [number for number, _ in fenced.prose()] == [1, 2, 8, 9] and not fenced.headings
@@ -180,30 +182,34 @@ def test_a_page_is_taken_apart_as_markdown_does(tmp_path: Path) -> None:
 # --- programs --------------------------------------------------------------------------------
 
 
-def test_a_program_is_known_by_where_it_lies_and_what_it_uses(book: Book) -> None:
-    book.program("waits", "print(1)\n", "$ python waits.py\n$ python beside.py\n")
-    path = book.write("snippets/t/beside.py", "import triton\n")
-    waits = Program(book.root, book.root / "snippets/t/waits.py")
-    assert [each.path.name for each in waits.dependencies()] == ["beside.py"]
-    path.write_text("def f():\n    import triton\n")
+def test_a_program_has_dependencies_imports_and_devices(book: Book) -> None:
+    book.program("first", "print(1)\n", "$ python first.py\n$ python second.py\n")
+    path = book.write("snippets/t/second.py", "def f():\n    import triton\n")
+    first = Program(book.root, book.root / "snippets/t/first.py")
+    assert [each.path.name for each in first.dependencies()] == ["second.py"]
     assert Program(book.root, path).imports("triton") == ["triton"]
+    for device in ("rtx-4090", "cuda"):
+        book.write(f"snippets/t/first.{device}.txt", "")
+    assert first.devices == ["cpu", "cuda", "rtx-4090"]
+    assert transcript_device(Path("first.rtx-4090.txt")) == "rtx-4090"
+
+
+def test_a_link_is_no_program_and_a_file_without_a_program_is_an_orphan(book: Book) -> None:
+    path = book.root / book.program("first", "print(1)\n", "$ python first.py\n")
     link = book.root / "labs/lab.py"
     link.symlink_to(path)
     assert is_program(path, book.root) and not is_program(link, book.root)
-    assert is_orphan(book.write("snippets/t/gone.svg", "<svg/>"), book.root)
-    assert not is_orphan(book.write("snippets/t/waits.svg", "<svg/>"), book.root)
-    for name in ("waits.rtx-4090.txt", "waits.a100.svg", "waits.cuda.txt"):
-        assert not is_orphan(book.write(f"snippets/t/{name}", "<svg/>"), book.root)
-    assert is_orphan(book.write("snippets/t/gone.a100.txt", ""), book.root)
-    assert waits.devices == ["cpu", "cuda", "rtx-4090"]
-    assert transcript_device(Path("waits.rtx-4090.txt")) == "rtx-4090"
+    for suffix in ("svg", "rtx-4090.txt", "a100.svg", "cuda.txt", "a100.txt"):
+        of_first = book.write(f"snippets/t/first.{suffix}", "<svg/>")
+        of_none = book.write(f"snippets/t/none.{suffix}", "<svg/>")
+        assert not is_orphan(of_first, book.root) and is_orphan(of_none, book.root), suffix
 
 
-# --- running ---------------------------------------------------------------------------------
+# --- commands --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("command", "program", "takes"),
+    ("command", "program", "can_fork"),
     [
         ("torchrun --nproc-per-node=2 a.py", "", False),
         ("torchrun --nproc-per-node=2 a.py --x", "snippets/t/a.py", True),
@@ -219,38 +225,52 @@ def test_a_program_is_known_by_where_it_lies_and_what_it_uses(book: Book) -> Non
         ("python a.py > log", "snippets/t/a.py", False),
         ("python -c 1", "snippets/t/a.py", False),
         ("python by_hand.py", "labs/launch/by_hand.py", False),
-        ("torchrun --nproc-per-node=2 once.py", "snippets/t/once.py", False),
     ],
 )
-def test_what_starts_warm_needs_no_shell_but_to_filter(
-    command: str, program: str, takes: bool
+def test_a_command_is_forked_only_if_it_needs_no_shell_except_for_a_filter(
+    command: str, program: str, can_fork: bool
 ) -> None:
+    assert prefork.Launcher().accepts(command, program) is can_fork
+
+
+def test_the_first_command_of_a_few_programs_is_not_forked_but_the_second_is() -> None:
+    command, program = "torchrun --nproc-per-node=2 once.py", "snippets/t/once.py"
     launcher = prefork.Launcher()
-    assert launcher.accepts(command, program) is takes
-    if program.endswith("first.py"):
-        assert launcher.accepts(command, program, 1)
+    assert [launcher.accepts(command, program, number) for number in (0, 1)] == [False, True]
+
+
+def run_forked(code: str) -> runner.Result:
+    """Run a program in a fork of a process that has imported torch."""
+    launcher = LAUNCHER[0] or prefork.Launcher()
+    with runner.empty_folder() as folder:
+        (folder / "a.py").write_text(code)
+        return runner.run("python a.py", folder, limit=HANG, launcher=launcher)
 
 
 @pytest.mark.parametrize(
-    ("code", "status"),
-    [(None, 0), (0, 0), (3, 3), ("needs 2 ranks", 1)],
+    ("code", "status", "message"),
+    [
+        ("pass", 0, ""),
+        ("sys.exit()", 0, ""),
+        ("sys.exit(3)", 3, ""),
+        ("sys.exit('needs 2 ranks')", 1, "needs 2 ranks"),
+        ("1 / 0", 1, "ZeroDivisionError"),
+    ],
 )
-def test_warm_a_program_leaves_with_its_status(code: object, status: int, capsys) -> None:
-    assert prefork._status_of(lambda: sys.exit(code)) == status
-    assert prefork._status_of(lambda: 1 / 0) == 1
-    assert "ZeroDivisionError" in capsys.readouterr().err
+def test_a_forked_program_exits_with_its_own_status(
+    code: str, status: int, message: str
+) -> None:
+    result = run_forked(f"import sys\n{code}\n")
+    assert result.status == status and message in result.stderr, result
 
 
 @pytest.mark.skipif(not prefork.shares_headers(), reason="not Linux, or no openssl")
-def test_what_compiles_warm_shares_its_headers() -> None:
-    launcher = LAUNCHER[0] or prefork.Launcher()
-    with runner.empty_folder() as folder:
-        (folder / "a.py").write_text(
-            "import os; from torch._inductor import codecache as c, config\n"
-            "print(config.cpp_cache_precompile_headers, os.environ['TMPDIR'] in c._HEADER_DIR)\n"
-        )
-        done = runner.run("python a.py", folder, limit=HANG, launcher=launcher)
-    assert done.stdout == "True False\n", done.stderr
+def test_forked_programs_share_the_compiled_headers_of_inductor() -> None:
+    result = run_forked(
+        "import os; from torch._inductor import codecache as c, config\n"
+        "print(config.cpp_cache_precompile_headers, os.environ['TMPDIR'] in c._HEADER_DIR)\n"
+    )
+    assert result.stdout == "True False\n", result.stderr
 
 
 def test_a_run_has_the_variables_of_a_reader(tmp_path: Path, monkeypatch) -> None:
@@ -263,8 +283,8 @@ def test_a_run_has_the_variables_of_a_reader(tmp_path: Path, monkeypatch) -> Non
     assert not {"OMP_NUM_THREADS", "WORLD_SIZE", "PYTEST_CURRENT_TEST"} & set(cpu)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="Linux tells who is whose child")
-def test_what_left_its_session_is_found_and_what_was_cut_says_so(monkeypatch) -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="it needs /proc")
+def test_a_run_finds_processes_of_other_sessions_and_cuts_long_outputs(monkeypatch) -> None:
     monkeypatch.setattr(runner, "IDLE_TIMEOUT", 0.2)
     monkeypatch.setattr(runner, "MAX_OUTPUT_BYTES", 5)
     with runner.empty_folder() as folder:
@@ -275,7 +295,7 @@ def test_what_left_its_session_is_found_and_what_was_cut_says_so(monkeypatch) ->
 
 
 TORCHRUN = """\
-[rank0]: the other is gone
+[rank0]: rank 1 has ended
 [rank1]: Traceback (most recent call last):
 [rank1]:   File "/x/run/a.py", line 9, in <module>
 [rank1]:   File "/x/run/a.py", line 3, in inner
@@ -289,40 +309,37 @@ Root Cause (first observed failure):
 """
 
 
-def test_a_failure_is_told_by_the_rank_that_failed_first() -> None:
+def test_an_explanation_names_the_rank_that_failed_first() -> None:
     result = runner.Result("torchrun a.py", 1, "", TORCHRUN, 1.0)
-    said = runner.explain(result, {"/x/run/": "snippets/t/"})
-    assert said.startswith("rank 1 exited with status 1\nits last lines:\n")
-    assert said.endswith("ValueError: unwell") and "rank0" not in said
-    assert 'File "snippets/t/a.py", line 9' in said
-    assert result.line_in("a.py") == 3  # the innermost
+    text = runner.explain(result, {"/x/run/": "snippets/t/"})
+    assert text.startswith("rank 1 exited with status 1\n")
+    assert text.endswith("ValueError: unwell") and "rank0" not in text
+    assert 'File "snippets/t/a.py", line 9' in text
+    assert result.line_in("a.py") == 3  # the line of the innermost call
     stacks = [("rank 1", 'File "a.py", line 8 in wait\n  File "a.py", line 20 in <module>')]
     assert runner.Result("x", -9, "", "", 1.0, True, stacks).line_in("a.py") == 8
 
 
-# --- what holds a program --------------------------------------------------------------------
+# --- checks of a program ---------------------------------------------------------------------
 
 
-def held(
-    book: Book, name: str, code: str, transcript: str, **run_options: object
-) -> program_check.CheckResult:
+def check_program(book: Book, name: str, code: str, transcript: str) -> None:
+    """Write a program and its transcript, and raise BookError if its output differs."""
     path = book.root / book.program(name, code, transcript)
-    return program_check.check(
-        Program(book.root, path), "cpu", program_check.CheckOptions(**run_options)
-    )
+    program_check.check(Program(book.root, path), "cpu", program_check.CheckOptions())
 
 
-def test_only_a_declared_number_may_differ_as_times_do(book: Book) -> None:
-    """A comment that mentions a clock changes nothing, and neither does reading one."""
+def test_only_a_declared_number_has_the_tolerance_of_a_measured_number(book: Book) -> None:
+    """It does not matter whether a program mentions a clock or reads one."""
     book.write("snippets/measured.toml", "[numbers]\n'snippets/t/clock.py' = ['≈[\\d.]+ s']\n")
-    held(book, "clock", "print('≈20 s, ≈7')\n", "$ python clock.py\n≈2 s, ≈7\n")
+    check_program(book, "clock", "print('≈20 s, ≈7')\n", "$ python clock.py\n≈2 s, ≈7\n")
     for name, code, printed in (
-        ("clock", "print('≈2 s, ≈70')\n", "≈2 s, ≈7"),  # a number beside the declared one
+        ("clock", "print('≈2 s, ≈70')\n", "≈2 s, ≈7"),  # the second number is not declared
         ("comment", "# time.perf_counter()\nprint('≈20 s')\n", "≈2 s"),
         ("reads", "import time\ntime.time()\nprint('≈20 s')\n", "≈2 s"),
     ):
         with pytest.raises(BookError, match="printed something else"):
-            held(book, name, code, f"$ python {name}.py\n{printed}\n")
+            check_program(book, name, code, f"$ python {name}.py\n{printed}\n")
 
 
 @pytest.mark.parametrize(
@@ -339,7 +356,7 @@ def test_only_a_declared_number_may_differ_as_times_do(book: Book) -> None:
         ("a ≈2e-07 off", "a ≈9e-06 off", False),
     ],
 )
-def test_on_the_recorded_kind_of_gpu_times_and_ratios_are_close(
+def test_the_tolerances_are_narrow_on_the_recorded_kind_of_gpu(
     recorded: str, printed: str, same: bool
 ) -> None:
     tolerances = Tolerances((".*",), same_gpu=True)
@@ -356,27 +373,26 @@ def test_on_the_recorded_kind_of_gpu_times_and_ratios_are_close(
         ("1.25 GB", "1.27 GB", False),
         ("3.05e-05", "3.06e-05", True),
         ("3.05e-05", "3.07e-05", False),
-        ("0.30000001192092896", "0.30000010", True),  # float32 has no more digits
+        ("0.30000001192092896", "0.30000010", True),  # more digits than float32 has
         ("0.300000", "0.300003", False),
     ],
 )
-def test_a_decimal_agrees_in_all_printed_digits_but_for_one_unit(
+def test_a_decimal_may_differ_by_one_unit_of_its_last_digit(
     recorded: str, printed: str, same: bool
 ) -> None:
     assert same_line(recorded, printed) is same
     assert same_line(printed, recorded) is same
 
 
-def test_no_output_has_the_path_of_its_folder(book: Book) -> None:
+def test_an_output_with_the_path_of_its_folder_is_an_error(book: Book) -> None:
+    code = "import os\nprint('in', os.getcwd())\n"
     with pytest.raises(BookError, match=r"snippets/t/leaks\.py:1: .*the path of the folder"):
-        held(
-            book, "leaks", "import os\nprint('in', os.getcwd())\n", "$ python leaks.py\nin x\n"
-        )
+        check_program(book, "leaks", code, "$ python leaks.py\nin x\n")
 
 
-def test_recording_writes_down_what_was_only_typed(book: Book) -> None:
-    path = book.program("typed", "print(1)\n", "$ python typed.py\n1\n")
-    transcript = book.write("snippets/t/typed.cpu.txt", "$ python typed.py\n1\n")
+def test_a_transcript_without_a_first_line_is_recorded_even_if_it_is_right(book: Book) -> None:
+    path = book.program("new", "print(1)\n", "$ python new.py\n1\n")
+    transcript = book.write("snippets/t/new.cpu.txt", "$ python new.py\n1\n")
     outcome = program_check.check(
         Program(book.root, book.root / path), "cpu", program_check.CheckOptions(record=True)
     )
@@ -384,7 +400,7 @@ def test_recording_writes_down_what_was_only_typed(book: Book) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "fine"),
+    ("code", "is_accepted"),
     [
         ("import sys; sys.exit('it needs a GPU')", True),
         ("import sys; print('it needs a GPU', file=sys.stderr)", False),
@@ -392,58 +408,66 @@ def test_recording_writes_down_what_was_only_typed(book: Book) -> None:
         ("import sys; sys.exit('it needs more')", False),
     ],
 )
-def test_a_refusal_is_one_sentence_and_a_status(book: Book, code: str, fine: bool) -> None:
+def test_without_a_gpu_a_program_must_print_a_sentence_and_exit_with_an_error(
+    book: Book, code: str, is_accepted: bool
+) -> None:
     path = book.write("snippets/t/gpu.py", code + "\n")
     book.write("snippets/t/gpu.cuda.txt", RECORDED + "$ python gpu.py\n")
-    try:
-        program_check.check_refusal(Program(book.root, path), program_check.CheckOptions())
-    except BookError:
-        assert not fine
+    program, options = Program(book.root, path), program_check.CheckOptions()
+    if is_accepted:
+        program_check.check_refusal(program, options)
     else:
-        assert fine
+        with pytest.raises(BookError):
+            program_check.check_refusal(program, options)
 
 
-def test_a_page_shows_a_program_its_output_and_its_figure(book: Book) -> None:
+def test_a_page_must_show_a_program_its_output_and_its_figure(book: Book) -> None:
     program = Program(book.root, book.root / book.program("p", "1\n", "$ python p.py\n"))
 
-    def why() -> str:
+    def error_message() -> str:
         try:
             shown.check_shown(program, page.embedded_files(book.root))
         except BookError as error:
             return str(error)
         return ""
 
-    assert why() == ""
+    assert error_message() == ""
     book.write("snippets/t/p.svg", "<svg/>")
-    assert why() == "snippets/t/p.py:1: it draws snippets/t/p.svg, which no page shows"
+    assert (
+        error_message() == "snippets/t/p.py:1: it draws snippets/t/p.svg, which no page shows"
+    )
     book.write("docs/p.md", '```python\n--8<-- "snippets/t/p.py"\n```\n![](snippets/t/p.svg)\n')
-    assert why().startswith("docs/p.md:2: the page embeds snippets/t/p.py but no page")
+    assert error_message().startswith(
+        "docs/p.md:2: the page embeds snippets/t/p.py but no page"
+    )
     assert program.figure in program_check.inputs(program, "cpu")
 
 
-def test_gpus_and_ranks_are_those_of_all_commands() -> None:
+def test_the_command_with_the_most_ranks_determines_the_needed_gpus() -> None:
     text = "$ torchrun --nproc-per-node=2 a.py\n$ torchrun --nproc-per-node=4 a.py\n[exit status 1]\n"
     assert requirements.gpus_needed(Transcript.parse(text)) == 4
 
 
-def test_what_a_gpu_runs_is_what_is_listed(book: Book) -> None:
+def test_the_commands_for_a_gpu_are_those_of_gpu_toml_after_the_compilation(
+    book: Book,
+) -> None:
     book.write("snippets/t/add.cpu.txt", "$ nvcc add.cu -o add\n$ python emulate.py add.cu\n")
     add = Program(book.root, book.write("snippets/t/add.cu", "int main() {}\n"))
     assert add.gpu_template is None
     listed = """
         "snippets/t/add.cu" = \'\'\'
         $ ./add
-        $ ./add beside.cu
+        $ ./add imported.cu
         [exit status 1]
         \'\'\'
     """
     book.write("snippets/gpu.toml", listed)
     assert add.gpu_template.text() == (
-        "$ nvcc add.cu -o add\n$ ./add\n$ ./add beside.cu\n[exit status 1]\n"
+        "$ nvcc add.cu -o add\n$ ./add\n$ ./add imported.cu\n[exit status 1]\n"
     )
-    book.write("snippets/t/beside.cu", "")
-    assert [each.path.name for each in add.dependencies()] == ["beside.cu"]
-    assert str(listed.split()[-1]) not in program_check.inputs(add, "cpu")
+    book.write("snippets/t/imported.cu", "")
+    assert [each.path.name for each in add.dependencies()] == ["imported.cu"]
+    assert not any("$ ./add" in str(each) for each in program_check.inputs(add, "cpu"))
     assert any("$ ./add" in str(each) for each in program_check.inputs(add, "cuda"))
 
 
@@ -458,14 +482,14 @@ def test_what_a_gpu_runs_is_what_is_listed(book: Book) -> None:
         ("", ""),
     ],
 )
-def test_a_kind_of_gpu_is_the_name_of_its_model(name: str, kind: str) -> None:
+def test_the_kind_of_a_gpu_is_the_name_of_its_model(name: str, kind: str) -> None:
     assert gpu_kind(name) == kind
 
 
 SVG = '<svg xmlns="http://www.w3.org/2000/svg" xmlns:x="http://www.w3.org/1999/xlink">{}</svg>'
 
 
-def test_a_figure_refers_to_no_other_host_and_its_numbers_are_no_labels() -> None:
+def test_a_figure_with_a_link_is_an_error_and_numbers_are_no_labels() -> None:
     for name in ("href", "x:href"):
         with pytest.raises(BookError, match=r"it refers to https://a\.example"):
             figures.Figure.parse(SVG.format(f'<image {name}="https://a.example/x.png"/>'))
@@ -473,7 +497,7 @@ def test_a_figure_refers_to_no_other_host_and_its_numbers_are_no_labels() -> Non
     assert figures.Figure.parse(text).labels == ["s"]
 
 
-def test_a_measured_number_in_a_label_may_differ_as_in_an_output() -> None:
+def test_a_measured_number_in_a_label_may_differ() -> None:
     old, new, more = (
         figures.Figure.parse(SVG.format(text))
         for text in (
@@ -482,7 +506,7 @@ def test_a_measured_number_in_a_label_may_differ_as_in_an_output() -> None:
             "<text>exposed ≈34 ms</text><text>waiting</text>",
         )
     )
-    assert "other words" in str(figures.figure_difference(old, new))
+    assert "different labels" in str(figures.figure_difference(old, new))
     assert figures.figure_difference(old, new, Tolerances((".*",))) is None
     assert "+waiting" in str(figures.figure_difference(old, more, Tolerances((".*",))))
 
@@ -497,12 +521,12 @@ def curve(path: str) -> list[figures.Shape]:
         ("M 0 0 L 100 40 L 200 80", 0, 0),  # the same points
         ("M 0 0 L 200 80", 0, 0.1),  # the same curve with fewer points
         ("M 0 0 L 50 20 L 60 24 L 200 80", 0, 0.1),  # with more points
-        ("M 0 0 L 200 40", 39, 41),  # another end
-        ("M 0 0 L 100 70 L 150 70 L 200 80", 15, 60),  # the same ends and box, another curve
-        ("M 0 80 L 200 0", 75, 85),  # falls in place of rising, in the same box
+        ("M 0 0 L 200 40", 39, 41),  # a different end
+        ("M 0 0 L 100 70 L 150 70 L 200 80", 15, 60),  # a different curve with the same ends
+        ("M 0 80 L 200 0", 75, 85),  # a falling curve with the same width and height
     ],
 )
-def test_curves_are_compared_by_points_whatever_their_number(
+def test_curves_with_different_numbers_of_points_are_compared(
     other: str, low: float, high: float
 ) -> None:
     path = curve("M 0 0 L 100 40 L 200 80")
@@ -510,28 +534,28 @@ def test_curves_are_compared_by_points_whatever_their_number(
     assert low <= figures.distance(curve(other), path) <= high
 
 
-def test_figures_with_other_shapes_are_infinitely_far_apart() -> None:
+def test_the_distance_of_figures_with_different_shapes_is_infinite() -> None:
     line = curve("M 0 0 L 9 9")
-    for others in ([], [*line, *line], curve("")):
-        assert figures.distance(line, others) == float("inf")
+    for shapes in ([], [*line, *line], curve("")):
+        assert figures.distance(line, shapes) == float("inf")
 
 
 # --- blocks of a page ------------------------------------------------------------------------
 
 
-def faults(book: Book, text: str, **run_options: object) -> list[str]:
-    """What is wrong with the blocks of a page."""
+def errors_of_page(book: Book, text: str) -> list[str]:
+    """Return the first line of the error message of each wrong block of a page."""
     path, found = book.write("docs/p.md", text), []
     for block in code_blocks.extract(path, book.root):
         try:
-            code_blocks.check(block, program_check.CheckOptions(**run_options))
+            code_blocks.check(block, program_check.CheckOptions())
         except BookError as error:
             found.append(str(error).splitlines()[0])
     return found
 
 
 @pytest.mark.parametrize(
-    ("text", "why"),
+    ("text", "expected"),
     [
         ("```bash\nfalse\ntrue\n```\n", "docs/p.md:1: bash block failed"),
         ("```bash\nfalse | true\n```\n", "docs/p.md:1: bash block failed"),
@@ -540,28 +564,31 @@ def faults(book: Book, text: str, **run_options: object) -> list[str]:
         ('```python skip="why"\nif\n```\n', "docs/p.md:2: invalid syntax"),
         ("```yaml\na: 1\n---\nb: [\n```\n", "docs/p.md:5: not a valid YAML"),
         ("```yaml\na: 1\n---\napiVersion: v1\n```\n", "docs/p.md:1: not a valid Kubernetes"),
-        ('```bash\n--8<-- "snippets/t/a.py"\n```\n', "docs/p.md:1: snippets/t/a.py in a fence"),
+        ('```bash\n--8<-- "snippets/t/a.py"\n```\n', "docs/p.md:1: snippets/t/a.py is not"),
         (
             '```text\n--8<-- "snippets/t/b.cpu.txt"\n```\n',
-            "docs/p.md:1: snippets/t/b.cpu.txt is",
+            "docs/p.md:1: snippets/t/b.cpu.txt is a transcript",
         ),
         ('```text\n--8<-- "snippets/t/a.cpu.txt"\n```\n', ""),
     ],
 )
-def test_a_block_is_refused(book: Book, text: str, why: str) -> None:
+def test_a_wrong_block_is_an_error_and_a_right_one_is_not(
+    book: Book, text: str, expected: str
+) -> None:
     book.program("a", "print(1)\n", "$ python a.py\n1\n")
     book.write("snippets/t/b.cpu.txt", "$ python b.py\n")
-    said = faults(book, text)
-    assert said == [] if not why else len(said) == 1 and said[0].startswith(why), said
+    errors = errors_of_page(book, text)
+    assert len(errors) == (1 if expected else 0), errors
+    assert all(error.startswith(expected) for error in errors), errors
 
 
-def test_an_output_is_written_under_its_own_block(book: Book) -> None:
-    """Two blocks print another thing than the same lines below them say."""
+def test_an_output_is_written_below_its_own_block(book: Book) -> None:
+    """Two blocks have the same wrong output below them, and only the second is recorded."""
     below = "\n<!--pytest-codeblocks:expected-output-->\n\n```text\nold\n```\n\n"
     text = f"```python\nprint('one')\n```\n{below}```python\nprint('two')\n```\n{below}"
     path = book.write("docs/p.md", text)
     first, second = code_blocks.extract(path, book.root)
-    assert repr(first.expected.lines) in first.inputs()  # another output is to be held anew
+    assert repr(first.expected.lines) in first.inputs()
     code_blocks.check(second, program_check.CheckOptions(record=True))
     assert page.read(path).fences[3].lines == ("two",) and "```text\nold\n" in path.read_text()
 
@@ -569,7 +596,7 @@ def test_an_output_is_written_under_its_own_block(book: Book) -> None:
 # --- the plugin ------------------------------------------------------------------------------
 
 
-def test_another_engine_holds_everything_anew(book: Book) -> None:
+def test_all_programs_run_again_after_a_change_of_the_engine_and_in_ci(book: Book) -> None:
     book.program("once", "print(1)\n", "$ python once.py\n1\n", embed=False)
     (book.root / "labs/one").symlink_to(book.root / "snippets")
     (book.root / "docs/labs").symlink_to(book.root / "snippets")
@@ -584,51 +611,53 @@ def test_another_engine_holds_everything_anew(book: Book) -> None:
             os.environ["CI"] = "true"
         """,
     )
-    run = ("snippets", "docs", "-k", "cpu")
-    assert "1 ran, 0 unchanged" in book.pytest(*run).text
-    assert "0 ran, 1 unchanged" in book.pytest(*run).text
-    engine.write_text("# another\n")
-    assert "1 ran, 0 unchanged" in book.pytest(*run).text
+    arguments = ("snippets", "docs", "-k", "cpu")
+    assert "1 ran, 0 unchanged" in book.pytest(*arguments).text
+    assert "0 ran, 1 unchanged" in book.pytest(*arguments).text
+    engine.write_text("# changed\n")
+    assert "1 ran, 0 unchanged" in book.pytest(*arguments).text
     book.write("ci", "")
-    assert "1 ran, 0 unchanged" in book.pytest(*run).text
+    assert "1 ran, 0 unchanged" in book.pytest(*arguments).text
 
 
-def test_a_file_that_changes_meanwhile_is_not_what_passed(book: Book) -> None:
+def test_a_whole_run_that_changed_a_file_is_not_stored(book: Book) -> None:
     book.write(".gitignore", ".cache/\n__pycache__/\n")
     book.write(
         "tests/test_it.py",
         "import pathlib\n\n\ndef test():\n    pathlib.Path('data').write_text('x')\n",
     )
     assert "1 passed" in book.pytest().text
-    (book.root / "data").unlink()  # as it was before, but not as the test saw it
+    (book.root / "data").unlink()  # now the files are the same as before the run
     assert "nothing has changed" not in book.pytest().text
 
 
 # --- mutants ---------------------------------------------------------------------------------
 
 
-def test_a_mutant_is_one_place_behind_any_letters(book: Book) -> None:
-    source = 'x = "Ψ≈", 3 - 1\n'
-    (made,) = mutation.made(source)
-    assert made.source == 'x = "Ψ≈", (3 + 1)\n'
+def test_a_mutant_changes_the_right_place_after_letters_of_several_bytes() -> None:
+    (mutant,) = mutation.generate('x = "Ψ≈", 3 - 1\n')
+    assert mutant.source == 'x = "Ψ≈", (3 + 1)\n'
+
+
+def test_the_original_text_of_a_mutant_must_occur_once(book: Book) -> None:
     path = book.program("add", "print(1 + 1, 1 + 1)\n", "$ python add.py\n2 2\n")
     book.write("tests/mutants/t.toml", f'["{path}"]\n"twice" = ["1 + 1", "1 - 1"]\n')
     program = Program(book.root, book.root / path)
     with pytest.raises(BookError, match="occurs 2 times"):
-        mutation.of(program, "written")
-    mutant = mutation.Mutant("what", 1, "change", "print(3)\n")
-    assert mutant.source in plugin._mutant_inputs(program, mutant)
+        mutation.mutants_of_program(program, "written")
 
 
-# --- what changed between two commits --------------------------------------------------------
+# --- outputs that changed between two commits ------------------------------------------------
 
 
-def test_outputs_that_changed_stand_beside_those_before(tmp_path: Path, monkeypatch) -> None:
+def test_changed_outputs_are_listed_with_the_outputs_before(
+    tmp_path: Path, monkeypatch
+) -> None:
     monkeypatch.setattr(transcript_diff, "ROOT", tmp_path)
     transcript = tmp_path / "snippets/a.cpu.txt"
     transcript.parent.mkdir()
     for output in ("1.25 and ≈3 s", "1.25 and ≈4 s", "1.5 and ≈4 s"):
-        transcript.write_text(f"$ python a.py\n{output}\n$ python a.py --again\nas ever\n")
+        transcript.write_text(f"$ python a.py\n{output}\n$ python a.py --again\nno change\n")
         for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "x"]):
             transcript_diff.git("-c", "user.name=a", "-c", "user.email=a@b", *words)
     diff = "  $ python a.py\n- 1.25 and ≈4 s\n+ 1.5 and ≈4 s\n"
@@ -647,9 +676,9 @@ ON_A_GPU = "# recorded 2026-01-01 on 1 × NVIDIA H200, torch 2.13.0, Python 3.11
 
 
 class FakeNvml:
-    """A GPU that is idle at first, and then runs into its power limit.
+    """A fake of the module pynvml, with one GPU that returns these readings one by one.
 
-    Each reading has a clock in MHz and the mask of reasons.
+    A reading is a clock in MHz and a bit mask of the reasons for a lower clock.
     """
 
     NVMLError = RuntimeError
@@ -691,19 +720,20 @@ class FakeNvml:
         return 1980
 
 
-def test_the_clock_of_a_gpu_is_recorded_while_it_is_busy() -> None:
+def test_the_clock_of_a_gpu_is_recorded_only_while_it_is_busy() -> None:
     nvml = FakeNvml((345, 1), (900, 0), (1980, 0), (1410, 4), (1500, 64 | 1024))
     with gpu_clocks.Recorder(nvml, interval=0.001) as recorder:
         assert nvml.sampled.wait(30)
         nvml.sampled.clear()
-        assert nvml.sampled.wait(30)  # the last reading was sampled, too
-    seen = recorder.result()
-    why = ("power limit", "heat (hardware)", "reason 0x400")
-    assert seen == Clocks(1410, 1980, 1980, why)  # neither 345, idle, nor 900, rising
-    assert Clocks.parse(str(seen)) == seen
+        assert nvml.sampled.wait(30)  # the last reading was also sampled
+    clocks = recorder.result()
+    reasons = ("power limit", "heat (hardware)", "reason 0x400")
+    # without 345 MHz, when the GPU is idle, and 900 MHz, when its clock rises
+    assert clocks == Clocks(1410, 1980, 1980, reasons)
+    assert Clocks.parse(str(clocks)) == clocks
 
 
-def test_no_clock_is_recorded_of_an_idle_gpu_or_without_a_driver() -> None:
+def test_no_clock_is_recorded_if_the_gpu_is_idle_or_has_no_driver() -> None:
     idle = FakeNvml((345, 1))
     with gpu_clocks.Recorder(idle, interval=0.001) as recorder:
         assert idle.sampled.wait(30)
@@ -730,7 +760,7 @@ def test_a_transcript_is_valid_with_and_without_a_clock(
     text = f"{ON_A_GPU}{end}\n$ python p.py\n1\n"
     transcript = Transcript.parse(text)
     assert transcript.provenance.clocks == expected and transcript.text() == text
-    shown = template.render(
+    text = template.render(
         "transcript",
         outputs=[
             {
@@ -742,29 +772,29 @@ def test_a_transcript_is_valid_with_and_without_a_clock(
         ],
         older={},
     )
-    assert f"7.2 s in all{end.replace(', SM', '; SM', 1)}." in shown
+    assert f"7.2 s in all{end.replace(', SM', '; SM', 1)}." in text
 
 
-def test_an_unknown_end_of_the_first_line_is_an_error() -> None:
-    with pytest.raises(BookError, match="not a valid `# recorded …` line"):
+def test_an_invalid_clock_in_the_first_line_is_an_error() -> None:
+    with pytest.raises(BookError, match="this is no `# recorded …` line"):
         Transcript.parse(f"{ON_A_GPU}, SM clock fast\n$ python p.py\n1\n")
 
 
-def test_numbers_of_a_gpu_without_a_clock_are_recorded_again(
+def test_a_gpu_transcript_without_a_clock_is_recorded_again_once(
     book: Book, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A GPU that reports its clock replaces a transcript that has none, and no other."""
     book.program("p", "print(1)\n", "$ python p.py\n1\n")
     book.write("snippets/gpu.toml", '"snippets/t/p.py" = "$ python p.py"\n')
     transcript = book.write("snippets/t/p.cuda.txt", f"{ON_A_GPU}\n$ python p.py\n1\n")
     monkeypatch.setattr(gpu_clocks.Recorder, "result", lambda self: Clocks(1410, 1980, 1980))
     monkeypatch.setattr(runner, "describe_device", lambda device: "1 × NVIDIA H200")
 
-    def check(**run_options: bool) -> program_check.CheckResult:
+    def is_recorded(record: bool) -> bool:
         program = Program(book.root, book.root / "snippets/t/p.py")
-        return program_check.check(program, "cuda", program_check.CheckOptions(**run_options))
+        options = program_check.CheckOptions(record=record)
+        return program_check.check(program, "cuda", options).recorded
 
-    assert not check().recorded  # a test never writes
-    assert check(record=True).recorded
+    assert not is_recorded(record=False)
+    assert is_recorded(record=True)
     assert ", SM clock 1410 to 1980 of 1980 MHz\n" in transcript.read_text("utf-8")
-    assert not check(record=True).recorded
+    assert not is_recorded(record=True)

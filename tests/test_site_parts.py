@@ -547,15 +547,15 @@ def test_the_inputs_of_a_test_are_the_files_that_it_requested(
         assert urllib.request.urlopen(f"{url}a/?n=1").read() == b"one"
         with pytest.raises(urllib.error.HTTPError, match="404"):
             urllib.request.urlopen(f"{url}b.js")
-    assert conftest.SERVED[0] == {"a/index.html", "b.js"}
+    assert conftest.SERVED_FILES[0] == {"a/index.html", "b.js"}
 
     monkeypatch.setattr(request.node._request, "getfixturevalue", lambda _: tmp_path)
     names = ["/a/index.html", "/b.js", "src/worldsize/model/fingerprint.py"]
-    before = conftest.as_served(request.node, names)
+    before = conftest.served_digest(request.node, names)
     assert before.splitlines()[1:] == names
     (tmp_path / "c.html").write_text("another page")
-    assert conftest.as_served(request.node, names) == before
+    assert conftest.served_digest(request.node, names) == before
     for name, text in {"a/index.html": "two", "b.js": "it comes"}.items():
         (tmp_path / name).write_text(text)
-        assert conftest.as_served(request.node, names) != before, name
-        before = conftest.as_served(request.node, names)
+        assert conftest.served_digest(request.node, names) != before, name
+        before = conftest.served_digest(request.node, names)

@@ -1,4 +1,4 @@
-"""`make update-mutants`: texts of mutants follow the edits of the programs."""
+"""Tests of `make update-mutants`, which adapts the texts of mutants to edited programs."""
 
 import tomllib
 from pathlib import Path
@@ -18,19 +18,20 @@ def average(gradient, ranks):
     return total / ranks
 """
 LIST = f"""\
-# why a comment stays
+# a comment
 ["{PROGRAM}"]
 "the sum is returned" = ["    return total / n\\n", "    return total\\n"]
-"n is 1" = ["average(grad, n):", "average(grad, n=1):", "nobody passes n"]
+"n is 1" = ["average(grad, n):", "average(grad, n=1):", "no call passes n"]
 'other "quotes"' = ['print("mean")', 'print("sum")']
 
 ["snippets/t/gone.py"]
-"kept" = ["a + b", "a - b"]
+"unchanged" = ["a + b", "a - b"]
 """
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
+    """Return a folder with a program and a list of mutants."""
     for name, text in {PROGRAM: SOURCE, "tests/mutants/t.toml": LIST}.items():
         path = tmp_path / name
         path.parent.mkdir(parents=True)
@@ -38,23 +39,23 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_entries_follow_a_renamed_variable(
+def test_a_renamed_variable_is_also_renamed_in_the_list(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert update_mutants.main([], root) == 0
     text = (root / "tests/mutants/t.toml").read_text("utf-8")
-    assert text.startswith("# why a comment stays\n")
+    assert text.startswith("# a comment\n")
     assert tomllib.loads(text) == {
         PROGRAM: {
             "the sum is returned": ["    return total / ranks\n", "    return total\n"],
             "n is 1": [
                 "average(gradient, ranks):",
                 "average(gradient, ranks=1):",
-                "nobody passes n",
+                "no call passes n",
             ],
             'other "quotes"': ['print("mean")', 'print("sum")'],
         },
-        "snippets/t/gone.py": {"kept": ["a + b", "a - b"]},
+        "snippets/t/gone.py": {"unchanged": ["a + b", "a - b"]},
     }
     assert capsys.readouterr().out.count("updated ") == 2
     assert update_mutants.main([], root) == 0
@@ -69,7 +70,7 @@ def test_entries_follow_a_renamed_variable(
         pytest.param("return total / n\nreturn total / n\n", id="the text occurs twice"),
     ],
 )
-def test_ambiguous_entries_stay_and_are_printed(
+def test_an_entry_without_a_clear_match_is_printed_and_not_changed(
     source: str, root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = root / "tests/mutants/t.toml"
@@ -90,6 +91,6 @@ def test_only_the_selected_programs_are_updated(root: Path) -> None:
 
 @pytest.mark.parametrize("quoted", ['"a"', "'a'", '"""a"""'])
 @pytest.mark.parametrize("text", ["a", 'say "a"', "it's", "a\nb", "\na\\n", "both \" and '\n"])
-def test_a_text_survives_any_quotation_marks(text: str, quoted: str) -> None:
-    written = update_mutants.toml_string(text, quoted)
-    assert tomllib.loads(f"a = {written}") == {"a": text}
+def test_a_toml_string_has_the_value_of_its_text(text: str, quoted: str) -> None:
+    string = update_mutants.toml_string(text, quoted)
+    assert tomllib.loads(f"a = {string}") == {"a": text}

@@ -1,4 +1,4 @@
-// Judge a built site as its readers' browsers would: see README.md beside this file.
+// Check a built site with a browser, html-validate and Lighthouse. README.md describes the options.
 import { spawn } from "node:child_process"
 import { existsSync, mkdirSync, mkdtempSync, readFileSync, rmSync, statSync } from "node:fs"
 import { createServer } from "node:http"
@@ -25,13 +25,13 @@ const site = resolve(positionals[0] ?? "site")
 const modules = resolve(options.modules)
 const require = createRequire(join(modules, "judge.js"))
 
-const QUIET = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+const CHROMIUM_OPTIONS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
   "--disable-background-networking", "--disable-component-update", "--disable-sync"]
 const TYPES = { ".html": "text/html; charset=utf-8", ".css": "text/css", ".js": "text/javascript",
   ".json": "application/json", ".svg": "image/svg+xml", ".png": "image/png",
   ".xml": "application/xml", ".txt": "text/plain; charset=utf-8" }
 
-// ---- the site, served under the path that it is published under, compressed as a host would
+// ---- serve the site under the path at which it is published, compressed with gzip
 
 const sitemap = readFileSync(join(site, "sitemap.xml"), "utf8")
 const urls = [...sitemap.matchAll(/<loc>(.*?)<\/loc>/g)].map(match => new URL(match[1]))
@@ -54,15 +54,15 @@ const origin = `http://127.0.0.1:${server.address().port}`
 const paths = [...urls.map(url => url.pathname), `${root}404.html`]
   .filter(path => new RegExp(options.only).test(path))
 
-let faults = 0
-const fault = (where, what) => { faults += 1; console.log(`${where}\n    ${what}`) }
+let errors = 0
+const report = (where, message) => { errors += 1; console.log(`${where}\n    ${message}`) }
 
-// ---- axe, console, other hosts, width: light and dark, desktop and phone
+// ---- open each page in a browser: axe, the console, requests to other hosts, the width
 
 if (options.browser) {
   const { chromium } = require("playwright-core")
   const axe = readFileSync(require.resolve("axe-core/axe.min.js"), "utf8")
-  const browser = await chromium.launch({ executablePath: options.chromium, args: QUIET })
+  const browser = await chromium.launch({ executablePath: options.chromium, args: CHROMIUM_OPTIONS })
   for (const colorScheme of ["light", "dark"]) {
     for (const width of [1440, 390]) {
       const context = await browser.newContext({
@@ -72,28 +72,28 @@ if (options.browser) {
         const where = `${path} (${colorScheme}, ${width} px)`
         const page = await context.newPage()
         page.on("console", message => {
-          if (message.type() === "error") fault(where, `console: ${message.text()}`)
+          if (message.type() === "error") report(where, `console: ${message.text()}`)
         })
-        page.on("pageerror", error => fault(where, `script: ${error.message}`))
+        page.on("pageerror", error => report(where, `script: ${error.message}`))
         page.on("request", request => {
           if (!/^(data|blob):/.test(request.url()) && !request.url().startsWith(origin)) {
-            fault(where, `asks another host: ${request.url()}`)
+            report(where, `the page requests a file of a different host: ${request.url()}`)
           }
         })
         await page.goto(origin + path, { waitUntil: "load" })
         await page.evaluate(() => {
-          for (const folded of document.querySelectorAll("details")) folded.open = true
+          for (const details of document.querySelectorAll("details")) details.open = true
         })
         await page.waitForTimeout(150)
-        const over = await page.evaluate(
+        const excess = await page.evaluate(
           () => document.documentElement.scrollWidth - document.documentElement.clientWidth)
-        if (over > 0) fault(where, `the page is ${over} px too wide`)
+        if (excess > 0) report(where, `the page is ${excess} px wider than the window`)
         await page.evaluate(axe)
         const { violations } = await page.evaluate(() => window.axe.run())
         for (const { id, help, nodes } of violations) {
-          const seen = nodes.slice(0, 4).map(node => `\n        ${node.target.join(" ")} · ${
+          const examples = nodes.slice(0, 4).map(node => `\n        ${node.target.join(" ")} · ${
             (node.any[0]?.message ?? node.html).slice(0, 220)}`)
-          fault(where, `axe ${id}: ${help} (${nodes.length})${seen.join("")}`)
+          report(where, `axe ${id}: ${help} (${nodes.length})${examples.join("")}`)
         }
         if (options.shots) {
           mkdirSync(options.shots, { recursive: true })
@@ -108,10 +108,10 @@ if (options.browser) {
     }
   }
   await browser.close()
-  console.log(`${paths.length} pages looked at in a browser`)
+  console.log(`${paths.length} pages opened in a browser`)
 }
 
-// ---- valid HTML
+// ---- check the HTML of each page with html-validate
 
 if (options.html) {
   const { HtmlValidate, FileSystemConfigLoader } = require("html-validate")
@@ -120,46 +120,49 @@ if (options.html) {
   const validator = new HtmlValidate(loader)
   for (const path of paths) {
     const file = path.endsWith(".html") ? path : `${path}index.html`
-    const report = await validator.validateString(
+    const { results } = await validator.validateString(
       readFileSync(join(site, file.slice(root.length)), "utf8"))
-    for (const result of report.results) {
-      for (const { line, column, ruleId, message } of result.messages) {
-        fault(`${file}:${line}:${column}`, `${ruleId}: ${message}`)
+    for (const { messages } of results) {
+      for (const { line, column, ruleId, message } of messages) {
+        report(`${file}:${line}:${column}`, `${ruleId}: ${message}`)
       }
     }
   }
   console.log(`${paths.length} pages validated`)
 }
 
-// ---- Lighthouse, desktop and phone: how fast, and all else without a fault
+// ---- run Lighthouse on each page, as a desktop and as a phone
 
-const FORMS = { desktop: { flags: ["--preset=desktop"], least: 0.95 }, phone: { flags: [], least: 0.9 } }
+const DEVICES = {
+  desktop: { flags: ["--preset=desktop"], minPerformance: 0.95 },
+  phone: { flags: [], minPerformance: 0.9 },
+}
 
-async function lighthouse(path, form, report) {
+async function lighthouse(path, device, file) {
   const args = [join(modules, "lighthouse/cli/index.js"), origin + path, "--quiet", "--output=json",
-    ...FORMS[form].flags, `--output-path=${report}`,
-    `--chrome-flags=--headless ${QUIET.join(" ")}`]
+    ...DEVICES[device].flags, `--output-path=${file}`,
+    `--chrome-flags=--headless ${CHROMIUM_OPTIONS.join(" ")}`]
   await new Promise(done => spawn(process.execPath, args, {
     env: { ...process.env, CHROME_PATH: options.chromium }, stdio: "inherit",
   }).on("exit", done))
-  const { categories, audits } = JSON.parse(readFileSync(report, "utf8"))
+  const { categories, audits } = JSON.parse(readFileSync(file, "utf8"))
   for (const [name, { title, score, auditRefs }] of Object.entries(categories)) {
-    if (score >= (name === "performance" ? FORMS[form].least : 1)) continue
-    const lost = auditRefs.filter(ref => ref.weight && (audits[ref.id].score ?? 1) < 0.9)
-    fault(path, `${form}: ${title} ${score}: ${lost.map(ref => ref.id).join(", ")}`)
+    if (score >= (name === "performance" ? DEVICES[device].minPerformance : 1)) continue
+    const failed = auditRefs.filter(ref => ref.weight && (audits[ref.id].score ?? 1) < 0.9)
+    report(path, `${device}: ${title} ${score}: ${failed.map(ref => ref.id).join(", ")}`)
   }
   return Object.values(categories).map(({ score }) => Math.round(score * 100)).join(" ")
 }
 
 if (options.lighthouse) {
   const scratch = mkdtempSync(join(tmpdir(), "judge-"))
-  console.log("page: kB, kB compressed; performance, accessibility, best practices, SEO")
+  console.log("page: kB, compressed kB; performance, accessibility, best practices, SEO")
   for (const path of paths.filter(path => !path.endsWith("404.html"))) {
     const html = readFileSync(join(site, path.slice(root.length), "index.html"))
     const sizes = [html, gzipSync(html)].map(each => Math.round(each.length / 1000))
     const scores = []
-    for (const form of Object.keys(FORMS)) {
-      scores.push(`${form} ${await lighthouse(path, form, join(scratch, "report.json"))}`)
+    for (const device of Object.keys(DEVICES)) {
+      scores.push(`${device} ${await lighthouse(path, device, join(scratch, "report.json"))}`)
     }
     console.log(`${path}: ${sizes.join(" ")}; ${scores.join("; ")}`)
   }
@@ -167,5 +170,5 @@ if (options.lighthouse) {
 }
 
 server.close()
-console.log(faults ? `${faults} faults` : "no faults")
-process.exitCode = faults ? 1 : 0
+console.log(errors ? `${errors} errors` : "no errors")
+process.exitCode = errors ? 1 : 0

@@ -1,7 +1,7 @@
-"""Notes each file of the repository that this Python opens, in the file named by READS.
+"""Log each file of the repository that this process opens to the file that READS names.
 
-A Python that starts with this folder on its path imports this by itself; the one that runs the
-tests does so by name.
+A Python process imports this module when it starts, if this folder is in PYTHONPATH. The
+process of pytest imports it explicitly.
 """
 
 import os
@@ -11,19 +11,21 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 SEEN: set[str] = set()
 
 
-def note(event: str, arguments: tuple) -> None:
-    """An audit hook: opening a file is one of the events that Python tells of."""
+def log_open(event: str, arguments: tuple) -> None:
+    """Log the path of an opened file. Python calls this audit hook for each event."""
     if event != "open" or not isinstance(arguments[0], str):
         return
     path = os.path.abspath(arguments[0])
     writes = isinstance(arguments[1], str) and arguments[1][0] in "wax"
     if path in SEEN or writes or not path.startswith(ROOT):
         return
-    if os.path.isfile(path):  # not a name in an open folder, which has no path here
+    # a name relative to an open folder is no file here, because its path is not known
+    if os.path.isfile(path):
         SEEN.add(path)
-        with open(LOG, "a") as file:  # a fork that becomes a program has closed all others
+        # open the log each time, because a fork that runs a program closes all open files
+        with open(LOG, "a") as file:
             file.write(f"{path.removeprefix(ROOT)}\n")
 
 
 if LOG := os.environ.get("READS"):
-    sys.addaudithook(note)
+    sys.addaudithook(log_open)

@@ -1,1 +1,1 @@
-"""What runs the book and holds it to what was recorded: a plugin of pytest."""
+"""The pytest plugin that runs the book and compares its outputs with the recorded ones."""

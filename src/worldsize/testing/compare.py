@@ -1,6 +1,6 @@
-"""Comparison: `compare` lists the mismatches between what a program did and its transcript.
+"""Compare the run of a program with its transcript and its figure.
 
-It starts no process, and reads no file but the figure of the book.
+This module starts no process, and it reads no file except the figure in the book.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from worldsize.testing.figures import Figure, figure_difference
 
 @dataclass(frozen=True)
 class Mismatch:
-    """One thing in which a run differs from a transcript."""
+    """A difference between a run and a transcript or figure."""
 
     message: str  # with file and line
     recordable: bool = True  # whether a new transcript or figure may contain it
@@ -36,7 +36,7 @@ def compare(
 ) -> list[Mismatch]:
     """Return the mismatches between a run and a transcript, in the order of the commands.
 
-    After a command that failed nothing else is compared. The figure is compared where all
+    After a command that failed, nothing else is compared. The figure is compared only if all
     commands ran.
     """
     found: list[Mismatch] = []
@@ -67,8 +67,8 @@ def compare_command(
         return Mismatch(f"{program.name}:1: {where}: {error}", recordable=False)
     if any(str(run.folder.parent) in line for line in output):
         return Mismatch(
-            f"{program.name}:1: {where} printed the path of the folder it ran in, "
-            f"which no reader has: print names, not paths",
+            f"{program.name}:1: {where} printed the path of the folder that it ran in. This "
+            f"path is different for every reader: print names instead of paths",
             recordable=False,
         )
     if diff := difference(command.output, output, tolerances):
@@ -77,38 +77,40 @@ def compare_command(
 
 
 def _failure(run: RunResult, command: Command, result: runner.Result, where: str) -> str:
-    """Describe a command that was killed, had another status, or left processes running."""
+    """Describe why a command failed: a timeout, a wrong exit status, or running processes."""
     program = run.program
     if not result.timed_out and result.status == command.status:
         return f"{program.name}:1: {where} {result.leftovers_message}"
-    wanted = f"status {command.status}" if command.status else "success"
-    came = "" if result.timed_out else f" left with status {result.status}, not {wanted}:"
+    wrong_status = f" exited with status {result.status}, not {command.status}:"
+    ending = "" if result.timed_out else wrong_status
     renamed = {f"{run.folder}/{name}/": f"{name}/" for name in LABS}
     renamed[f"{run.folder}/"] = f"{program.path.parent.relative_to(program.root)}/"
     line = result.line_in(program.path.name) or 1
-    return f"{program.name}:{line}: {where}{came}\n{runner.explain(result, renamed)}"
+    return f"{program.name}:{line}: {where}{ending}\n{runner.explain(result, renamed)}"
 
 
 def _compare_figure(run: RunResult, tolerances: Tolerances) -> Iterator[Mismatch]:
-    """Yield the mismatch between the figure that a run drew and that of the book."""
+    """Yield the mismatch between the figure that a run drew and the figure in the book."""
     program, path = run.program, run.program.figure_path(run.device)
     name = path.relative_to(program.root).as_posix()
     if run.figure is None:
         if path.exists():
-            message = f"{name} is in the book, but {program.name} draws no such figure"
+            message = f"{name} is in the book, but {program.name} does not draw it"
             yield Mismatch(message, recordable=False)
         return
     try:
         new = Figure.parse(run.figure)
         if not new.labels:
-            raise BookError("it has no words: label its axes, and keep text as text")
+            raise BookError(
+                "it contains no text: label its axes, and do not draw text as paths"
+            )
     except BookError as error:
-        message = f"{program.name}:1: the figure {path.name} it drew: {error}"
+        message = f"{program.name}:1: its figure {path.name} is wrong: {error}"
         yield Mismatch(message, recordable=False)
         return
     if not path.exists():
         yield Mismatch(f"{program.name}:1: it draws {path.name}, which is not in the book yet")
         return
     old = Figure.parse(path.read_text("utf-8"))
-    if differs := figure_difference(old, new, tolerances):
-        yield Mismatch(f"{name}: {program.name} draws {differs}")
+    if text := figure_difference(old, new, tolerances):
+        yield Mismatch(f"{name}: {program.name} draws {text}")

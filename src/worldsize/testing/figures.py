@@ -1,7 +1,7 @@
-"""Figures: the labels and the curves of an SVG file, and how far two figures are apart.
+"""Parse the labels and the curves of SVG files, and compare two figures.
 
-matplotlib leaves out points of a long line that lie on a straight segment, so the same curve
-can have different numbers of points. Curves with different numbers of points are therefore
+matplotlib removes points of a long line that are on a straight segment, so the same curve can
+have different numbers of points. Curves with different numbers of points are therefore
 resampled before they are compared.
 """
 
@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from worldsize.model import BookError
 from worldsize.model.transcript import DEFAULT_TOLERANCES, Tolerances, same_line
 
-SAMPLES = 200  # points, at equal distances along a curve
-MAX_DISTANCE = 15.0  # between two points that count as equal; figures are some 500 wide
+SAMPLES = 200  # number of points of a resampled curve
+MAX_DISTANCE = 15.0  # between two equal points; a figure is about 500 wide
 SHAPE_ATTRIBUTES = ("points", "transform", "x", "y", "width", "height", "cx", "cy", "r")
 _COORDINATE = re.compile(r"-?\d+(?:\.\d+)?(?:e-?\d+)?")
 
@@ -44,7 +44,7 @@ class Figure:
     def parse(cls, text: str) -> Figure:
         """Read an SVG file.
 
-        Raises BookError where it is not SVG, or where it would load a file from elsewhere.
+        Raise BookError if it is not SVG, or if it would load a different file.
         """
         try:
             tree = ElementTree.fromstring(text)
@@ -53,14 +53,18 @@ class Figure:
         for element in tree.iter():
             for key, value in element.attrib.items():
                 if key.endswith("href") and not value.startswith(("#", "data:")):
-                    raise BookError(f"it refers to {value}")
-        texts = [each for each in tree.iter() if each.tag.endswith("}text")]
-        labels = ["".join(each.itertext()).strip() for each in texts]
-        shapes = [_shape(each) for each in tree.iter() if not each.tag.endswith("}text")]
+                    raise BookError(
+                        f"it refers to {value}, but it must contain all of its parts"
+                    )
+        elements = list(tree.iter())
+        texts = [element for element in elements if element.tag.endswith("}text")]
+        labels = ["".join(text.itertext()).strip() for text in texts]
+        shapes = [_shape(each) for each in elements if not each.tag.endswith("}text")]
         return cls([label for label in labels if re.search(r"[^\W\d_]", label)], shapes)
 
 
 def _shape(element: ElementTree.Element) -> Shape:
+    """Return the coordinates of an element; they are empty if it has none."""
     path = [float(number) for number in _COORDINATE.findall(element.get("d", ""))]
     numbers = [
         float(number)
@@ -71,7 +75,7 @@ def _shape(element: ElementTree.Element) -> Shape:
 
 
 def distance(old: list[Shape], new: list[Shape]) -> float:
-    """Return the largest distance between points of two figures; infinite for other shapes."""
+    """Return the largest distance between points; infinite if the shapes are different."""
     if len(old) != len(new):
         return math.inf
     return max(map(_shape_distance, old, new), default=0.0)
@@ -80,28 +84,28 @@ def distance(old: list[Shape], new: list[Shape]) -> float:
 def _shape_distance(old: Shape, new: Shape) -> float:
     if len(old.numbers) != len(new.numbers) or bool(old.path) != bool(new.path):
         return math.inf
-    far = [abs(a - b) for a, b in zip(old.numbers, new.numbers, strict=True)]
+    distances = [abs(a - b) for a, b in zip(old.numbers, new.numbers, strict=True)]
     paths = old.path, new.path
     if len(old.path) != len(new.path):
         paths = resample(old.path), resample(new.path)
-    far += [max(abs(a - c), abs(b - d)) for (a, b), (c, d) in zip(*paths, strict=True)]
-    return max(far, default=0.0)
+    distances += [max(abs(a - c), abs(b - d)) for (a, b), (c, d) in zip(*paths, strict=True)]
+    return max(distances, default=0.0)
 
 
 def resample(path: list[Point], count: int = SAMPLES) -> list[Point]:
     """Return ``count`` points at equal distances along a path."""
     lengths = [math.dist(a, b) for a, b in itertools.pairwise(path)]
     total, points = sum(lengths), []
-    segment, passed = 0, 0.0
+    segment, start = 0, 0.0  # the current segment, and the length of the path before it
     for number in range(count):
         target = total * number / (count - 1)
-        while segment < len(lengths) - 1 and passed + lengths[segment] < target:
-            passed += lengths[segment]
+        while segment < len(lengths) - 1 and start + lengths[segment] < target:
+            start += lengths[segment]
             segment += 1
         if not total:
             points.append(path[0])
             continue
-        part = min(1.0, (target - passed) / lengths[segment]) if lengths[segment] else 0.0
+        part = min(1.0, (target - start) / lengths[segment]) if lengths[segment] else 0.0
         (x0, y0), (x1, y1) = path[segment], path[segment + 1]
         points.append((x0 + part * (x1 - x0), y0 + part * (y1 - y0)))
     return points
@@ -110,16 +114,18 @@ def resample(path: list[Point], count: int = SAMPLES) -> list[Point]:
 def figure_difference(
     old: Figure, new: Figure, tolerances: Tolerances = DEFAULT_TOLERANCES
 ) -> str | None:
-    """Return what differs between two figures, as the end of a sentence; None if nothing.
+    """Return the difference of two figures as the end of a sentence, or None if they are equal.
 
-    Labels are compared like lines of output, so a measured number may differ in both.
+    Labels are compared like lines of output, so a measured number in a label may differ.
     """
     labels = itertools.zip_longest(old.labels, new.labels, fillvalue="")
     if all(same_line(*pair, tolerances) for pair in labels):
-        far = distance(old.shapes, new.shapes) if tolerances.compare_points else 0.0
-        if far <= MAX_DISTANCE:
+        largest = distance(old.shapes, new.shapes) if tolerances.compare_points else 0.0
+        if largest <= MAX_DISTANCE:
             return None
-        return f"a point {far:.0f} away" if math.isfinite(far) else "other lines"
+        if math.isfinite(largest):
+            return f"a point at a distance of {largest:.0f} from its old position"
+        return "different shapes"
     diff = difflib.unified_diff(old.labels, new.labels, lineterm="", n=0)
-    words = [line for line in diff if line[:2] not in {"--", "++", "@@"}]
-    return "other words:\n" + "\n".join(words)
+    lines = [line for line in diff if line[:2] not in {"--", "++", "@@"}]
+    return "different labels:\n" + "\n".join(lines)

@@ -1,17 +1,17 @@
-"""Plugin: how pytest sees the book.
+"""A pytest plugin that tests the programs, pages and figures of the book.
 
-pytest docs/02_ddp.md                 the blocks of a chapter
-pytest snippets/02_ddp/naive.py       a program against its transcripts
-pytest snippets/02_ddp -k hooks -x    as anywhere
-pytest --device cuda                  the transcripts recorded on GPUs, and blocks that see them
-pytest --record snippets/02_ddp       rewrite transcripts that no longer hold
-pytest --launcher=prefork snippets/02_ddp         faster, from a process that has torch already
-pytest --no-cache                          also what has passed already, unchanged
-pytest --mutants written snippets     each program made wrong: what then still passes fails
-pytest --nproc 5 snippets             with another number of ranks: right, or one sentence
-pytest --strict-time                  what works longer than tests/budget.toml allows fails
-pytest --record-compatibility                         note what held on this release of torch
-pytest --shard 2/4                    the second of four parts that take about as long
+pytest docs/02_ddp.md                 check the code blocks of a page
+pytest snippets/02_ddp/naive.py       compare a program with its transcripts
+pytest snippets/02_ddp -k hooks -x    use the options of pytest
+pytest --device cuda                  use the GPU transcripts, and run the blocks with GPUs
+pytest --record snippets/02_ddp       write the transcripts whose output has changed
+pytest --launcher=prefork snippets/02_ddp    fork commands from a process that imported torch
+pytest --no-cache                     also run the tests that have passed and are unchanged
+pytest --mutants written snippets     run wrong versions of the programs, which must fail
+pytest --nproc 5 snippets             use a different number of ranks
+pytest --strict-time                  fail if a file exceeds its budget in tests/budget.toml
+pytest --record-compatibility         list the programs that passed on this release of torch
+pytest --shard 2/4                    run the second of four shards with about equal budgets
 """
 
 from __future__ import annotations
@@ -54,17 +54,19 @@ from worldsize.testing import code_blocks, mutation, program_check, result_cache
 
 SESSION = pytest.StashKey["Session"]()
 INPUTS = pytest.StashKey[str]()
-EVERYTHING = pytest.StashKey[str]()
-STARTED = pytest.StashKey[float]()
-WORTH_A_LOOK = 0.05  # seconds; what a shorter test works counts with the next
+REPOSITORY_DIGEST = pytest.StashKey[str]()
+START_TIME = pytest.StashKey[float]()
+# Seconds. The processor time of a shorter test is added to the time of the next test.
+MIN_MEASURED_DURATION = 0.05
 
 
 FLAGS = {
-    "--record": "rewrite the transcripts, figures and outputs that no longer hold",
-    "--no-cache": "run everything, also what has passed with the same inputs before (CI does)",
+    "--record": "write the transcripts, figures and outputs that have changed",
+    "--no-cache": "also run the tests that have passed with the same inputs (CI does the same)",
     "--record-compatibility": "list in snippets/compatibility.csv which programs passed on "
     "this release of torch",
-    "--strict-time": "fail if a file takes more processor time than tests/budget.toml allows",
+    "--strict-time": "fail if the tests of a file need more processor time than "
+    "tests/budget.toml allows",
 }
 
 
@@ -74,52 +76,55 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--device",
         choices=("cpu", "cuda", "auto"),
         default="auto",
-        help="which transcripts to hold programs to: those of the CPU, of GPUs, or of whatever "
-        "this machine has (default)",
+        help="compare programs with the transcripts of the CPU, of GPUs, or of both (auto, the "
+        "default)",
     )
-    for name, does in FLAGS.items():
-        group.addoption(name, action="store_true", help=does)
+    for name, description in FLAGS.items():
+        group.addoption(name, action="store_true", help=description)
     group.addoption(
         "--launcher",
         choices=("auto", "prefork", "process"),
         default="auto",
         help="how commands start: prefork forks them from a process that has imported torch, "
-        "process starts each exactly as it is typed, auto (the default) forks most torchrun "
-        "commands, and none when it records",
+        "process starts each command exactly as it is typed, and auto (the default) forks most "
+        "commands, but no command if it records",
     )
     group.addoption(
         "--mutants",
         choices=mutation.KINDS,
-        help="in place of the programs their mutants: those written in tests/mutants/, those "
-        "made of their syntax, or both; a mutant that does as recorded fails",
+        help="test mutants instead of programs: the mutants that are listed in tests/mutants/ "
+        "(written), those that are generated from the syntax tree (made), or both (all). The "
+        "test of a mutant fails if the mutant survives",
     )
     group.addoption(
         "--nproc",
         type=int,
         metavar="N",
-        help="start N ranks wherever a command says how many; then a program does what it "
-        "should, or says in one sentence which numbers it takes",
+        help="start N ranks if a command contains a number of ranks. The program must then run "
+        "without an error, or print one sentence about the numbers that it supports",
     )
     group.addoption(
         "--time-limit",
         type=float,
         default=900.0,
         metavar="SECONDS",
-        help="what takes longer hangs, on whatever machine (default 900)",
+        help="end a command after this time, because it hangs (default 900)",
     )
     group.addoption(
         "--shard",
         type=_shard,
         metavar="I/N",
-        help="run the I-th of N shards: each file is in one, and their budgets are about equal",
+        help="run shard I of N. Each file belongs to one shard, and the shards have about the "
+        "same budget",
     )
 
 
 def _shard(text: str) -> tuple[int, int]:
-    number, of = map(int, text.split("/"))
-    if not 1 <= number <= of:
+    """Return the number of a shard and the number of all shards; "2/4" gives (2, 4)."""
+    number, count = map(int, text.split("/"))
+    if not 1 <= number <= count:
         raise ValueError(text)
-    return number, of
+    return number, count
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -127,19 +132,23 @@ def pytest_configure(config: pytest.Config) -> None:
         "cpu: runs on any machine",
         "gpu: needs a CUDA device",
         "multi_gpu: needs more than one CUDA device",
-        "inputs(*names): the files on which this test depends, in place of its module's INPUTS",
+        "inputs(*names): the files on which this test depends, instead of its module's INPUTS",
     ):
         config.addinivalue_line("markers", marker)
     if not hasattr(config, "workerinput"):
-        _put_aside_in_one_folder()
+        _use_one_temporary_folder()
     if config.getoption("--record") and config.getoption("--device") == "cuda":
-        raise pytest.UsageError("`make record-gpu` records on GPUs; this option, on the CPU")
-    gc.disable()  # what is imported and collected stays: a fifth of that time went to looking
-    if not config.getoption("--record"):  # what is recorded is timed as readers will start it
+        raise pytest.UsageError(
+            "`--record` records only on the CPU. Use `make record-gpu` to record on GPUs"
+        )
+    # Imported and collected objects are not freed, and looking for garbage among them needed a
+    # fifth of the time of a collection.
+    gc.disable()
+    if not config.getoption("--record"):  # recorded times must be the times of a reader
         host_checks.use_batch_scheduling()
     config.stash[SESSION] = Session(config)
-    if why := host_checks.loopback_error():
-        raise pytest.UsageError(why)
+    if error := host_checks.loopback_error():
+        raise pytest.UsageError(error)
     signal.signal(signal.SIGTERM, _interrupt)
 
 
@@ -154,78 +163,84 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-def _put_aside_in_one_folder() -> None:
-    """Remove with the session what it, its workers and what they start leave; torchrun does.
+def _use_one_temporary_folder() -> None:
+    """Use a new folder for all temporary files, and remove it at the end of the session.
 
-    What pytest keeps for those who look at a failure stays where it is.
+    The folder also contains the files that workers and commands do not remove, for example
+    those of torchrun. The folder that pytest keeps for the analysis of a failure is not in it.
     """
     base = tempfile.gettempdir()
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", base)
     if base.startswith("/var/folders/"):
         base = "/tmp"  # macOS: the names of sockets must be short
     os.environ["TMPDIR"] = tempfile.tempdir = folder = tempfile.mkdtemp(prefix="ws-", dir=base)
-    os.chmod(folder, 0o711)  # what another user is to run may lie in it
-    # at the very end: multiprocessing removes its own, with priority -100, and it lies in here
+    os.chmod(folder, 0o711)  # a program in it may run as a different user
+    # after multiprocessing has removed its own folder, which is inside, with priority -100
     Finalize(None, shutil.rmtree, (folder, True), exitpriority=-200)
 
 
 def _interrupt(*_: object) -> NoReturn:
-    """SIGTERM does what Ctrl-C does, which a terminal sends to the workers as well."""
+    """Handle SIGTERM like Ctrl-C, which a terminal also sends to the workers."""
     processes.end_workers()
     raise KeyboardInterrupt
 
 
-_HOW = re.compile(r"(?<!\S)(-n \d+|--dist \w+|--(launcher|color|junitxml)=\S+|-[qv]+)(?!\S)")
+# options that do not change which tests run
+_NEUTRAL_OPTIONS = re.compile(
+    r"(?<!\S)(-n \d+|--dist \w+|--(launcher|color|junitxml)=\S+|-[qv]+)(?!\S)"
+)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> pytest.ExitCode | None:
-    """Say so at once where all is as it was when everything passed."""
+    """End the session without collecting tests if no file has changed since all passed."""
     root = Path(config.rootpath).resolve()
-    options = _HOW.sub("", " ".join(config.invocation_params.args)).split()
-    part = options not in ([], ["--no-cache"]) or "PYTEST_ADDOPTS" in os.environ
-    if part or hasattr(config, "workerinput") or not (root / ".gitignore").exists():
+    options = _NEUTRAL_OPTIONS.sub("", " ".join(config.invocation_params.args)).split()
+    is_partial = options not in ([], ["--no-cache"]) or "PYTEST_ADDOPTS" in os.environ
+    if is_partial or hasattr(config, "workerinput") or not (root / ".gitignore").exists():
         return None
-    digest = config.stash[EVERYTHING] = _everything(root)
-    again = options or os.environ.get("CI") == "true"
-    if not again and (summary := result_cache.ResultCache(root).summary(digest)):
+    digest = config.stash[REPOSITORY_DIGEST] = _repository_digest(root)
+    ignore_cache = options or os.environ.get("CI") == "true"
+    if not ignore_cache and (summary := result_cache.ResultCache(root).summary(digest)):
         print(
-            f"nothing has changed since everything passed: {summary} (--no-cache runs it again)"
+            f"nothing has changed since all tests passed: {summary} "
+            "(--no-cache runs them again)"
         )
         return pytest.ExitCode.OK
     return None
 
 
-def _everything(root: Path) -> str:
+def _repository_digest(root: Path) -> str:
     return result_cache.ResultCache(root).everything(*runner.gpu_names())
 
 
 class Session:
-    """What the items of one pytest session share."""
+    """The options and the results that all tests of one pytest session share."""
 
     def __init__(self, config: pytest.Config) -> None:
         option = config.getoption
         self.root = Path(config.rootpath).resolve()
-        self.passed = result_cache.ResultCache(self.root)
+        self.result_cache = result_cache.ResultCache(self.root)
         self.record = option("--record")
-        self.repeat_all = option("--no-cache") or self.record or os.environ.get("CI") == "true"
+        is_ci = os.environ.get("CI") == "true"
+        self.ignore_cache = option("--no-cache") or self.record or is_ci
         self.mutants = option("--mutants")
         self.ranks = option("--nproc")
         on_cpu = self.mutants or self.ranks or self.record
         self.device = "cpu" if on_cpu else option("--device")
         self.devices = ["cpu", "cuda"] if self.device == "auto" else [self.device]
-        # starts commands; None where all run as typed
-        launcher = option("--launcher")
-        as_typed = launcher == "process" or (self.record and launcher == "auto")
-        self.warm = None if as_typed else Launcher(launcher == "prefork")
+        name = option("--launcher")
+        no_forks = name == "process" or (self.record and name == "auto")
+        # the prefork launcher, or None if all commands start exactly as they are typed
+        self.launcher = None if no_forks else Launcher(name == "prefork")
         self.run_options = program_check.CheckOptions(
-            limit=option("--time-limit"), launcher=self.warm, record=self.record
+            limit=option("--time-limit"), launcher=self.launcher, record=self.record
         )
-        self.worked = 0.0  # seconds of processor time, when last asked
+        self.processor_seconds = 0.0  # at the end of the last measured test
 
     @cached_property
     def embedded(self) -> dict[str, list[str]]:
-        """Which files the chapters embed, and where."""
+        """Return each file that pages embed, with the places that embed it."""
         return embedded_files(self.root)
 
     @cached_property
@@ -234,15 +249,15 @@ class Session:
         return tomllib.loads(path.read_text("utf-8")) if path.exists() else {}
 
     def budget(self, file: str) -> float:
-        """The processor seconds that the tests of a file may take."""
+        """Return the number of processor seconds that the tests of a file may use."""
         return self._budgets.get(file, self._budgets.get("default", math.inf))
 
 
-# --- collecting ------------------------------------------------------------------------------
+# --- collect the tests -----------------------------------------------------------------------
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """docs/labs is a link to labs/: its programs are collected once."""
+    """Ignore docs/labs, a link to labs/, so that its programs are not collected twice."""
     root = Path(config.rootpath)
     if collection_path.is_symlink() and collection_path.is_relative_to(root / "docs"):
         return True
@@ -254,7 +269,7 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
     path, root = file_path.resolve(), session.root
     inside = path.suffix == ".py" and path.is_relative_to(root)
     if session.mutants and inside and mutation.tests_of(path, root):
-        return Module.from_parent(parent, path=file_path)
+        return TestedProgramFile.from_parent(parent, path=file_path)
     if is_program(path, root):
         return ProgramFile.from_parent(parent, path=file_path)
     if session.mutants:
@@ -267,7 +282,7 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
 def pytest_pycollect_makemodule(
     module_path: Path, parent: pytest.Collector
 ) -> pytest.Collector | None:
-    """A program named on the command line is not a test module as well."""
+    """Do not collect a program that the command line names as a test module, too."""
     session = parent.config.stash[SESSION]
     if session.mutants or is_program(module_path.resolve(), session.root):
         return EmptyFile.from_parent(parent, path=module_path)
@@ -275,19 +290,23 @@ def pytest_pycollect_makemodule(
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep one shard: the file with the largest budget goes where there is least so far."""
+    """Deselect the tests of all other shards.
+
+    Each file is added to the shard with the smallest sum of budgets; large budgets come first.
+    """
     if not (shard := config.getoption("--shard")):
         return
-    (number, of), budget = shard, config.stash[SESSION].budget
+    (number, count), budget = shard, config.stash[SESSION].budget
     files = sorted({_file(item) for item in items})
-    mine, loads = set(), [0.0] * of
+    selected, sums = set(), [0.0] * count
     for file in sorted(files, key=budget, reverse=True):
-        least = loads.index(min(loads))
-        loads[least] += budget(file)
-        if least == number - 1:
-            mine.add(file)
-    config.hook.pytest_deselected(items=[item for item in items if _file(item) not in mine])
-    items[:] = [item for item in items if _file(item) in mine]
+        smallest = sums.index(min(sums))
+        sums[smallest] += budget(file)
+        if smallest == number - 1:
+            selected.add(file)
+    deselected = [item for item in items if _file(item) not in selected]
+    config.hook.pytest_deselected(items=deselected)
+    items[:] = [item for item in items if _file(item) in selected]
 
 
 def _file(test: pytest.Item | pytest.TestReport) -> str:
@@ -295,17 +314,17 @@ def _file(test: pytest.Item | pytest.TestReport) -> str:
 
 
 class EmptyFile(pytest.File):
-    """A file with no tests of this kind."""
+    """A file without tests."""
 
     def collect(self) -> list[pytest.Item]:
         return []
 
 
 class BookItem(pytest.Item):
-    """A test of the book.
+    """A test of a program, a page or a figure.
 
-    ``check`` does it, and returns what it came to (None if it is cheap). ``inputs`` says what
-    its outcome can depend on, texts and files; a test with none is always run.
+    ``check`` runs the test; it returns None if the test is cheap. ``inputs`` returns the texts
+    and files on which the result depends. A test without inputs always runs.
     """
 
     def __init__(
@@ -322,10 +341,10 @@ class BookItem(pytest.Item):
 
     def runtest(self) -> None:
         start = time.monotonic()
-        outcome = self.check()
-        facts = vars(outcome) if outcome else {"cheap": True}
-        facts["took"] = time.monotonic() - start
-        self.user_properties.append(("book", facts))
+        result = self.check()
+        properties = vars(result) if result else {"cheap": True}
+        properties["duration"] = time.monotonic() - start
+        self.user_properties.append(("book", properties))
 
     def reportinfo(self):
         return self.path, self.line - 1, self.title
@@ -335,14 +354,14 @@ class BookItem(pytest.Item):
             return str(excinfo.value)
         if host_checks.is_disk_full(excinfo.value):
             return (
-                f"{host_checks.DISK_FULL}: make room, or name another folder, "
+                f"{host_checks.DISK_FULL}: free some space, or use a different folder: "
                 "TMPDIR=FOLDER make test"
             )
         return super().repr_failure(excinfo, style)
 
 
 class ProgramFile(pytest.File):
-    """A program: one test that the book shows it, and one for each device."""
+    """A program, with a test that a page shows it and one test for each device."""
 
     def collect(self) -> Iterator[pytest.Item]:
         session = self.config.stash[SESSION]
@@ -370,7 +389,7 @@ class ProgramFile(pytest.File):
                 check=lambda: shown.check_shown(program, session.embedded),
             )
         if not program.devices:
-            return  # `shown` says so
+            return  # the test `shown` reports it
         for name in session.devices:
             device = name if name == "cpu" else _gpu_device(program)
             if name == "cuda" and device not in program.devices:
@@ -388,40 +407,40 @@ class ProgramFile(pytest.File):
             yield item
 
     def mutants(self, program: Program, session: Session) -> Iterator[pytest.Item]:
-        """One test for each mutant of a program that runs here."""
+        """Yield a test for each mutant of a program that can run on a CPU."""
         if "cpu" not in program.devices or program.name.startswith(LAUNCH):
-            return  # what launchers do is not computed by the programs of labs/launch
+            return  # the programs of labs/launch show launchers and compute nothing themselves
         try:
-            found = mutation.of(program, session.mutants)
+            found = mutation.mutants_of_program(program, session.mutants)
         except BookError as error:
             raise self.CollectError(str(error)) from None
         for mutant in found:
             yield BookItem.from_parent(
                 self,
-                name=mutant.what,
-                title=f"{program.name}: {mutant.what}",
+                name=mutant.description,
+                title=f"{program.name}: {mutant.description}",
                 line=mutant.line,
                 check=partial(_check_mutant, program, mutant, session.run_options),
                 inputs=partial(_mutant_inputs, program, mutant),
             )
 
 
-class Module(pytest.File):
-    """A program that tests of `tests/` check: one test for each of its mutants."""
+class TestedProgramFile(pytest.File):
+    """A program that tests in `tests/` check, with one test for each of its mutants."""
 
     def collect(self) -> Iterator[pytest.Item]:
         session, path = self.config.stash[SESSION], self.path.resolve()
         try:
-            found = mutation.of_module(path, session.root, session.mutants)
+            found = mutation.mutants_with_tests(path, session.root, session.mutants)
         except BookError as error:
             raise self.CollectError(str(error)) from None
         for mutant, tests in found:
             yield BookItem.from_parent(
                 self,
-                name=mutant.what,
-                title=f"{self.name}: {mutant.what}",
+                name=mutant.description,
+                title=f"{self.name}: {mutant.description}",
                 line=mutant.line,
-                check=partial(mutation.check_module, path, session.root, mutant, tests),
+                check=partial(mutation.check_with_tests, path, session.root, mutant, tests),
             )
 
 
@@ -432,16 +451,16 @@ def _mutant_inputs(program: Program, mutant: mutation.Mutant) -> tuple[str | Pat
 def _check_mutant(
     program: Program, mutant: mutation.Mutant, run_options: program_check.CheckOptions
 ) -> program_check.CheckResult:
-    """A mutant does something else than recorded; skipped where nobody could notice it."""
-    if mutant.equivalent:
-        pytest.skip(f"equivalent: {mutant.equivalent}")
+    """Check that a mutant fails, or skip the test if no check can detect the mutant."""
+    if mutant.third_text:
+        pytest.skip(f"equivalent: {mutant.third_text}")
     if tool := missing_requirement(program, program.transcript("cpu")):
         pytest.skip(f"{tool} is not on this machine")
     return mutation.check(program, "cpu", mutant, run_options)
 
 
 def _gpu_device(program: Program) -> str:
-    """What it is held to on this machine's GPU; where that has recorded nothing, the first."""
+    """Return the name of the transcript for the GPU of this machine, or else "cuda"."""
     gpu = gpu_kind(runner.describe_device("cuda"))
     device = program.gpu_device(gpu)
     return device if device in program.devices else "cuda"
@@ -450,42 +469,43 @@ def _gpu_device(program: Program) -> str:
 def _check_program(
     program: Program, device: str, run_options: program_check.CheckOptions
 ) -> program_check.CheckResult:
-    """Its commands print what the transcript says; skipped where this machine cannot run it."""
-    have = len(runner.gpu_names())
+    """Compare a program with a transcript, or skip the test if this machine cannot run it."""
+    gpu_count = len(runner.gpu_names())
     if device != "cpu":
-        _need_gpu()
+        _skip_without_gpu()
         transcript, here = program.transcript(device), runner.describe_device("cuda")
-        if (needs := gpus_needed(transcript)) > have:
-            pytest.skip(f"needs {needs} GPUs, this machine has {have}")
-        if (at := transcript.provenance) and gpu_kind(at.device) != gpu_kind(here):
-            pytest.skip(f"recorded on {at.device}, this machine has {here}")
+        if (needed := gpus_needed(transcript)) > gpu_count:
+            pytest.skip(f"needs {needed} GPUs, this machine has {gpu_count}")
+        recorded = transcript.provenance
+        if recorded and gpu_kind(recorded.device) != gpu_kind(here):
+            pytest.skip(f"recorded on {recorded.device}, this machine has {here}")
     elif "cpu" not in program.devices:
-        if have:
-            pytest.skip("needs a GPU, and is held to its GPU transcript on this machine")
+        if gpu_count:
+            pytest.skip("it has no CPU transcript; its test for the GPU runs on this machine")
         return program_check.check_refusal(program, run_options)
     if tool := missing_requirement(program, program.transcript(device)):
         pytest.skip(f"{tool} is not on this machine")
     return program_check.check(program, device, run_options)
 
 
-def _need_gpu() -> None:
+def _skip_without_gpu() -> None:
     if not runner.gpu_names():
         pytest.skip("this machine has no GPU")
 
 
 class OrphanFile(pytest.File):
-    """A transcript or figure without a program."""
+    """A transcript or a figure that belongs to no program; its test always fails."""
 
     def collect(self) -> Iterator[pytest.Item]:
         yield BookItem.from_parent(self, name="stray", title=self.name, check=self.fail)
 
     def fail(self) -> None:
         name = self.path.resolve().relative_to(self.config.stash[SESSION].root).as_posix()
-        raise BookError(f"{name}:1: there is no program of this name beside it")
+        raise BookError(f"{name}:1: this folder contains no program with this name")
 
 
 class PageFile(pytest.File):
-    """A page of ``docs/``: one test for each block; for GPUs, for each that is run."""
+    """A page of ``docs/``, with one test for each block; on GPUs, only for blocks that run."""
 
     def collect(self) -> Iterator[pytest.Item]:
         session = self.config.stash[SESSION]
@@ -512,11 +532,11 @@ class PageFile(pytest.File):
 def _check_block(
     block: code_blocks.Block, device: str, run_options: program_check.CheckOptions
 ) -> program_check.CheckResult:
-    """A block of a chapter runs, on a GPU sees it, compiles or is valid."""
+    """Check that a block runs, compiles or is valid; on "cuda", it runs with access to GPUs."""
     if block.skip == "":
-        raise block.error("a skipped block must say why")
+        raise block.error("this block is skipped without a reason: write it after `skip=`")
     if device == "cuda":
-        _need_gpu()
+        _skip_without_gpu()
     with gpu_lock(device):
         seconds = code_blocks.check(block, replace(run_options, device=device))
     if block.skip:
@@ -524,24 +544,24 @@ def _check_block(
     return program_check.CheckResult(seconds)
 
 
-# --- what has passed already -----------------------------------------------------------------
+# --- tests that have passed with the same inputs ---------------------------------------------
 
 
 def _inputs(item: pytest.Item, session: Session) -> str:
-    """The digest of an item's inputs; empty for one that is always run.
-
-    A module of ``tests/`` may name the files and folders it depends on in a list ``INPUTS``,
-    and what a test is parametrized with may have fewer, its own ``inputs``.
-    """
+    """Return a hash of the inputs of a test, or "" for a test that always runs."""
+    cache = session.result_cache
     if isinstance(item, BookItem):
         inputs = item.inputs()
-        return session.passed.digest(*inputs, *result_cache.ENGINE) if inputs else ""
-    names = inputs_of(item)
-    return session.passed.digest(item.nodeid, *(session.root / name for name in names))
+        return cache.digest(*inputs, *result_cache.ENGINE) if inputs else ""
+    return cache.digest(item.nodeid, *(session.root / name for name in inputs_of(item)))
 
 
 def inputs_of(item: pytest.Item) -> tuple[str, ...]:
-    """The files and folders of the repository on which a test of ``tests/`` depends."""
+    """Return the files and folders of the repository on which a test of ``tests/`` depends.
+
+    A module lists them in ``INPUTS``. The marker ``inputs`` replaces this list for one test.
+    The attribute ``inputs`` of a parameter replaces it for one set of parameters.
+    """
     values = item.callspec.params.values() if hasattr(item, "callspec") else ()
     own = getattr(getattr(item, "module", None), "INPUTS", ("src", "tests"))
     if marker := item.get_closest_marker("inputs"):
@@ -565,19 +585,20 @@ def inputs_of(item: pytest.Item) -> tuple[str, ...]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem) -> None:
-    """Before an item is run: if it passed with the same inputs, do not run it again."""
+    """Mark a test as unchanged if it has passed with the same inputs."""
     session = item.config.stash[SESSION]
-    item.stash[STARTED] = time.monotonic()
-    session.worked = session.worked or processes.processor_seconds()
+    item.stash[START_TIME] = time.monotonic()
+    session.processor_seconds = session.processor_seconds or processes.processor_seconds()
     inputs = item.stash[INPUTS] = _inputs(item, session)
-    if inputs and not session.repeat_all and session.passed.has(item.nodeid, inputs):
-        skip_unchanged(item)
+    passed = bool(inputs) and session.result_cache.has(item.nodeid, inputs)
+    if passed and not session.ignore_cache:
+        mark_unchanged(item)
 
 
-def skip_unchanged(item: pytest.Item) -> None:
-    """Do not run an item: it would come to what it came to when it passed."""
+def mark_unchanged(item: pytest.Item) -> None:
+    """Report a test as unchanged instead of running it and its fixtures."""
     item.runtest = lambda: None
-    item.setup = lambda: None  # nor its fixtures
+    item.setup = lambda: None
     item.user_properties.append(("book", {"unchanged": True}))
 
 
@@ -586,23 +607,27 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo):
     report = yield
     if report.when == "call" or report.failed:
         report.book_inputs = item.stash.get(INPUTS, "")
-    if report.when == "teardown" and time.monotonic() - item.stash[STARTED] > WORTH_A_LOOK:
-        session, before = item.config.stash[SESSION], item.config.stash[SESSION].worked
-        session.worked = processes.processor_seconds()
-        # less than before where something ended for which nobody waits, such as a browser
-        report.worked = max(0.0, session.worked - before)
+    if report.when != "teardown":
+        return report
+    if time.monotonic() - item.stash[START_TIME] > MIN_MEASURED_DURATION:
+        session = item.config.stash[SESSION]
+        before = session.processor_seconds
+        session.processor_seconds = processes.processor_seconds()
+        # The sum decreases if a process has ended and its parent did not wait for it.
+        report.processor_seconds = max(0.0, session.processor_seconds - before)
     return report
 
 
-def _facts(report: pytest.TestReport) -> dict:
+def _properties(report: pytest.TestReport) -> dict:
+    """Return what `BookItem.runtest` and `mark_unchanged` stored about a test."""
     return dict(getattr(report, "user_properties", ())).get("book", {})
 
 
 def pytest_report_teststatus(report, config: pytest.Config):
-    facts = _facts(report)
-    if report.when == "call" and report.passed and facts.get("unchanged"):
+    properties = _properties(report)
+    if report.when == "call" and report.passed and properties.get("unchanged"):
         return "unchanged", "u", "UNCHANGED"
-    if report.when == "call" and report.passed and facts.get("recorded"):
+    if report.when == "call" and report.passed and properties.get("recorded"):
         return "recorded", "R", "RECORDED"
     return None
 
@@ -610,53 +635,56 @@ def pytest_report_teststatus(report, config: pytest.Config):
 # --- the summary -----------------------------------------------------------------------------
 
 
-def _killed(stats: dict[str, list]) -> Iterator[str]:
-    """For each folder, how many mutants were noticed, of those that somebody could notice."""
-    noticed, survived = Counter(), Counter()
+def _mutant_lines(stats: dict[str, list]) -> Iterator[str]:
+    """Yield a line for each folder with the number of its mutants that were detected.
+
+    Mutants that no check can detect were skipped, so they are not counted.
+    """
+    killed, survived = Counter(), Counter()
     for category in ("passed", "unchanged", "failed"):
         for report in stats.get(category, ()):
             folder = _file(report).rpartition("/")[0]
-            (survived if category == "failed" else noticed)[folder] += 1
-    for folder in sorted({*noticed, *survived}):
-        good, of = noticed[folder], noticed[folder] + survived[folder]
-        yield f"{folder}: {good} of {of} mutants killed, {100 * good / of:.0f}%"
+            (survived if category == "failed" else killed)[folder] += 1
+    for folder in sorted({*killed, *survived}):
+        count, total = killed[folder], killed[folder] + survived[folder]
+        yield f"{folder}: {count} of {total} mutants killed, {100 * count / total:.0f}%"
 
 
-def _by_file(stats: dict[str, list]) -> tuple[Counter[str], Counter[str]]:
-    """What each file's tests took: of processors, and on the clock."""
-    worked, waited = Counter(), Counter()
+def _seconds_by_file(stats: dict[str, list]) -> tuple[Counter[str], Counter[str]]:
+    """Return the processor seconds and the elapsed seconds of the tests of each file."""
+    processor, elapsed = Counter(), Counter()
     for report in (each for kind in stats.values() for each in kind):
         if isinstance(report, pytest.TestReport):
-            worked[_file(report)] += getattr(report, "worked", 0.0)
-            waited[_file(report)] += report.duration
-    return worked, waited
+            processor[_file(report)] += getattr(report, "processor_seconds", 0.0)
+            elapsed[_file(report)] += report.duration
+    return processor, elapsed
 
 
-def _by_part(stats: dict[str, list]) -> Iterator[str]:
-    """What each chapter's programs and each module of tests took, the most first."""
-    worked, waited = Counter(), Counter()
-    for parts, files in zip((worked, waited), _by_file(stats), strict=True):
+def _time_lines(stats: dict[str, list]) -> Iterator[str]:
+    """Yield the total times, and the times of each folder of programs and each test module."""
+    processor, elapsed = Counter(), Counter()
+    for parts, files in zip((processor, elapsed), _seconds_by_file(stats), strict=True):
         for file, seconds in files.items():
             parts[file if file.startswith("tests/") else file.rpartition("/")[0]] += seconds
-    yield f"{worked.total():.0f} s of processor time and {waited.total():.0f} s on the clock:"
-    for part, seconds in worked.most_common():
-        if waited[part] > waited.total() / 100:
-            yield f"  {seconds:6.1f} s  {waited[part]:6.1f} s  {part}"
+    yield f"{processor.total():.0f} s of processor time and {elapsed.total():.0f} s elapsed:"
+    for part, seconds in processor.most_common():
+        if elapsed[part] > elapsed.total() / 100:
+            yield f"  {seconds:6.1f} s  {elapsed[part]:6.1f} s  {part}"
 
 
 def _over_budget(stats: dict[str, list], session: Session) -> dict[str, str]:
-    """The files whose tests took more than their budget, and what to say of each."""
-    worked, _ = _by_file(stats)
+    """Return a message for each file whose tests exceeded the budget of the file."""
+    processor, _ = _seconds_by_file(stats)
     return {
-        file: f"{file} took {seconds:.1f} s of processor time, tests/budget.toml allows "
-        f"{session.budget(file):g}"
-        for file, seconds in worked.most_common()
+        file: f"{file} needed {seconds:.1f} s of processor time, but tests/budget.toml allows "
+        f"only {session.budget(file):g}"
+        for file, seconds in processor.most_common()
         if seconds > session.budget(file)
     }
 
 
-def _note_held(root: Path, stats: dict[str, list]) -> None:
-    """Write down which programs did as recorded on this release of torch, and which did not."""
+def _record_compatibility(root: Path, stats: dict[str, list]) -> None:
+    """Write into snippets/compatibility.csv which programs passed on this release of torch."""
     found = {
         Program(root, root / _file(report)): category in ("passed", "unchanged")
         for category in ("passed", "unchanged", "failed", "error")
@@ -669,13 +697,18 @@ def _note_held(root: Path, stats: dict[str, list]) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Where no GPU has recorded anything, nothing failed; what went over its budget did."""
-    option, summary = session.config.option, session.exitstatus
-    named = option.keyword or option.markexpr or option.device != "cuda"
-    if summary == pytest.ExitCode.NO_TESTS_COLLECTED and not named:
+    """Set the exit status.
+
+    With ``--device cuda``, it is no failure if no program has a GPU transcript. With
+    ``--strict-time``, a file that exceeds its budget is a failure.
+    """
+    option, status = session.config.option, session.exitstatus
+    may_be_empty = option.device == "cuda" and not (option.keyword or option.markexpr)
+    if status == pytest.ExitCode.NO_TESTS_COLLECTED and may_be_empty:
         session.exitstatus = pytest.ExitCode.OK
-    reporter = session.config.pluginmanager.get_plugin("terminalreporter")  # not in a worker
-    strict = option.strict_time and reporter and summary == pytest.ExitCode.OK
+    # a worker has no terminal reporter
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    strict = option.strict_time and reporter and status == pytest.ExitCode.OK
     if strict and _over_budget(reporter.stats, session.config.stash[SESSION]):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
@@ -683,38 +716,38 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 def pytest_terminal_summary(terminalreporter, exitstatus, config: pytest.Config) -> None:
     session, stats = config.stash[SESSION], terminalreporter.stats
     reports = [
-        (report, _facts(report), category)
+        (report, _properties(report))
         for category in ("passed", "recorded", "failed", "error")
         for report in stats.get(category, ())
     ]
     if not session.record:
-        news: dict[str, str | None] = {}
+        cache, news = session.result_cache, {}
         for category in ("passed", "unchanged", "recorded", "failed", "error"):
             for report in stats.get(category, ()):
                 if report.when == "call" or report.failed:
-                    good = category in ("passed", "unchanged")
-                    inputs = getattr(report, "book_inputs", "") if good else ""
+                    passed = category in ("passed", "unchanged")
+                    inputs = getattr(report, "book_inputs", "") if passed else ""
                     news[report.nodeid] = inputs or None
-                    news |= getattr(report, "book_also", {})
-        before = config.stash.get(EVERYTHING, "")
+                    news |= getattr(report, "more_results", {})
+        before = config.stash.get(REPOSITORY_DIGEST, "")
         try:
-            session.passed.add(news)
-            if exitstatus == 0 and before and before == _everything(session.root):
-                good = len(stats.get("passed", ())) + len(stats.get("unchanged", ()))
-                summary = f"{good} passed, {len(stats.get('skipped', ()))} skipped"
-                session.passed.add_whole_run(before, summary)
+            cache.add(news)
+            if exitstatus == 0 and before and before == _repository_digest(session.root):
+                passed = len(stats.get("passed", ())) + len(stats.get("unchanged", ()))
+                summary = f"{passed} passed, {len(stats.get('skipped', ()))} skipped"
+                cache.add_whole_run(before, summary)
         except OSError as error:
             terminalreporter.write_line(
-                f"what passed cannot be noted, and will run again: "
-                f"{session.passed.path}: {error.strerror}"
+                f"the results cannot be stored, so the tests will run again: "
+                f"{cache.path}: {error.strerror}"
             )
 
     if config.getoption("--record-compatibility"):
-        _note_held(session.root, stats)
-    called = [(report, facts) for report, facts, _ in reports if report.when == "call"]
-    slow = [(r.duration, r.nodeid) for r, facts in called if not facts.get("cheap")]
-    commands = sum(facts.get("seconds", 0.0) for _, facts in called)
-    took = sum(facts["took"] for _, facts in called if facts.get("seconds"))
+        _record_compatibility(session.root, stats)
+    calls = [(report, properties) for report, properties in reports if report.when == "call"]
+    slow = [(r.duration, r.nodeid) for r, properties in calls if not properties.get("cheap")]
+    commands = sum(properties.get("seconds", 0.0) for _, properties in calls)
+    total = sum(properties["duration"] for _, properties in calls if properties.get("seconds"))
     unchanged = len(stats.get("unchanged", ()))
     write = terminalreporter.write_line
     terminalreporter.section("the book")
@@ -723,32 +756,33 @@ def pytest_terminal_summary(terminalreporter, exitstatus, config: pytest.Config)
         for kind in stats.values()
         for report in kind
     ):
-        write("none of these programs has been recorded on a GPU yet (`make record-gpu` does)")
-    # on GitHub a warning, but not where all run as typed: a budget is for commands started warm
-    warn = session.warm and os.environ.get("GITHUB_ACTIONS") == "true"
-    for file, said in _over_budget(stats, session).items():
+        write("no GPU transcript of these programs was recorded yet (use `make record-gpu`)")
+    # The budgets are for forked commands, so GitHub shows no warning if no command is forked.
+    use_warnings = session.launcher and os.environ.get("GITHUB_ACTIONS") == "true"
+    for file, message in _over_budget(stats, session).items():
         if config.getoption("--strict-time"):
-            write(said, red=True)
-        elif warn:
-            write(f"::warning file={file}::{said}")
+            write(message, red=True)
+        elif use_warnings:
+            write(f"::warning file={file}::{message}")
     if session.mutants:
-        for line in _killed(stats):
+        for line in _mutant_lines(stats):
             write(line)
         return
     line = f"{len(slow)} ran, {unchanged} unchanged since they passed"
     write(line + (" (--no-cache runs them too)" if unchanged else ""))
     if commands:
-        extra = 100 * (took - commands) / commands
+        rest = total - commands
         write(
-            f"{commands:.1f} s in commands, {took - commands:.1f} s around them ({extra:.1f}%)"
+            f"the commands lasted {commands:.1f} s, and the tests of these commands needed "
+            f"{rest:.1f} s more ({100 * rest / commands:.1f}%)"
         )
-    for report, facts in called:
-        if facts.get("rerun_in_fresh_process") and not facts.get("recorded"):
-            write(f"did something else when started warm, right as typed: {report.nodeid}")
-        if facts.get("recorded"):
+    for report, properties in calls:
+        if properties.get("rerun_in_fresh_process") and not properties.get("recorded"):
+            write(f"differed when it was forked, but passed as it is typed: {report.nodeid}")
+        if properties.get("recorded"):
             write(f"recorded {report.nodeid}")
     if slow:
-        for line in _by_part(stats):
+        for line in _time_lines(stats):
             write(line)
         write("slowest:")
         for seconds, name in sorted(slow, reverse=True)[:10]:

@@ -1,4 +1,4 @@
-"""Program checks: run a program, compare it with its transcript, then report or record.
+"""Run a program, compare it with its transcript, and report or record the differences.
 
 `worldsize.execution.program_run` runs the commands, `worldsize.testing.compare` compares, and
 `worldsize.testing.record` records.
@@ -28,7 +28,7 @@ from worldsize.testing.record import has_listed_commands, record
 
 @dataclass(frozen=True)
 class CheckOptions(RunOptions):
-    """How commands are run, and whether a transcript that differs is written again."""
+    """Options for running commands, and whether a transcript that differs is recorded again."""
 
     record: bool = False
 
@@ -37,9 +37,10 @@ class CheckOptions(RunOptions):
 class CheckResult:
     """The outcome of a check that did not fail."""
 
-    seconds: float = 0.0  # that the commands lasted
+    seconds: float = 0.0  # the duration of the commands
     recorded: bool = False
-    rerun_in_fresh_process: bool = False  # forked, it differed; started as typed, it did not
+    # The output of a forked command differed, so all commands ran again in new interpreters.
+    rerun_in_fresh_process: bool = False
 
 
 def inputs(program: Program, device: str) -> tuple[str | Path, ...]:
@@ -61,10 +62,10 @@ def inputs(program: Program, device: str) -> tuple[str | Path, ...]:
 def check(program: Program, device: str, options: CheckOptions) -> CheckResult:
     """Run the program's commands for ``device`` and compare them with its transcript.
 
-    If a command was forked and something differs, all commands run once more as typed, and only
-    this second run counts. With ``options.record``, transcript and figure are written where
-    something differs; on a GPU, the commands are then those that snippets/gpu.toml lists.
-    Raises BookError with file, line, command and a diff.
+    If a command was forked and something differs, all commands run again exactly as they are
+    typed, and only this second run counts. With ``options.record``, a transcript and a figure
+    that differ are written. On a GPU, the recorded commands come from snippets/gpu.toml. Raise
+    BookError with file, line, command and a diff if something differs and was not recorded.
     """
     name = program.expected_device(device, runner.torch_version())
     transcript = _expected(program, device, name, options.record)
@@ -91,7 +92,7 @@ def check(program: Program, device: str, options: CheckOptions) -> CheckResult:
 
 
 def _expected(program: Program, device: str, name: str, recording: bool) -> Transcript:
-    """Return the transcript called ``name``, or the listed GPU commands without outputs."""
+    """Return the transcript ``name``, or the commands of snippets/gpu.toml without outputs."""
     recorded = program.transcript(name) if device in program.devices else None
     if recorded and (
         device == "cpu" or not recording or has_listed_commands(program, recorded)
@@ -101,10 +102,13 @@ def _expected(program: Program, device: str, name: str, recording: bool) -> Tran
 
 
 def _tolerances(program: Program, device: str, transcript: Transcript) -> Tolerances:
-    """Return the program's tolerances, which are narrow on the GPU that was recorded."""
-    at = transcript.provenance
-    same_gpu = device != "cpu" and at is not None
-    same_gpu = same_gpu and gpu_kind(at.device) == gpu_kind(runner.describe_device(device))
+    """Return the tolerances, which are narrower on the kind of GPU of the transcript."""
+    recorded = transcript.provenance
+    same_gpu = (
+        device != "cpu"
+        and recorded is not None
+        and gpu_kind(recorded.device) == gpu_kind(runner.describe_device(device))
+    )
     return replace(program.tolerances, same_gpu=same_gpu)
 
 
@@ -113,8 +117,8 @@ def _run(
 ) -> tuple[RunResult, list[Mismatch]]:
     """Execute the commands of a transcript and compare them with it.
 
-    With a launcher the first command that differs is the last. A recording on a GPU includes
-    the clock of the GPU.
+    If a command was forked and its output differs, the following commands do not run. A
+    recording on a GPU includes the clock of the GPU.
     """
     if options.device != "cpu":
         options = replace(options, launcher=None)
@@ -137,9 +141,9 @@ def _run(
 
 
 def _needs_provenance(run: RunResult, transcript: Transcript) -> bool:
-    """Return whether a transcript was never recorded, or without the clock that is known now.
+    """Return whether the transcript was never recorded, or lacks the clock that this run has.
 
-    The clock and the numbers must be from the same run, so all of it is recorded again.
+    The clock and the numbers must be from the same run, so the whole transcript is recorded.
     """
     recorded = transcript.provenance
     return recorded is None or (run.clocks is not None and recorded.clocks is None)
@@ -148,9 +152,10 @@ def _needs_provenance(run: RunResult, transcript: Transcript) -> bool:
 def check_changed_source(
     program: Program, device: str, source: str, options: CheckOptions
 ) -> CheckResult | None:
-    """Run the commands with another source; return None if neither output nor figure differs.
+    """Run the commands with a changed source of the program.
 
-    A program with a grader is graded as well, as the file of a learner.
+    Return None if nothing differs. A program with a grader is also graded like the file of a
+    learner; the result is None only if the grader accepts it.
     """
     transcript = program.transcript(program.expected_device(device, runner.torch_version()))
     tolerances = program.tolerances
@@ -172,7 +177,7 @@ def check_changed_source(
 
 
 def _is_accepted(program: Program, source: str, options: CheckOptions) -> bool:
-    """Return whether the grader accepts a source as the answer of a learner."""
+    """Return whether the grader accepts a source as the submission of a learner."""
     with runner.empty_folder() as folder:
         stage_files(lab_files(program.root), folder)
         (folder / program.path.name).write_text(source, "utf-8")
@@ -184,9 +189,9 @@ def _is_accepted(program: Program, source: str, options: CheckOptions) -> bool:
 
 
 def check_refusal(program: Program, options: CheckOptions) -> CheckResult:
-    """Run a program that needs a GPU where there is none; it must say so in one sentence.
+    """Run a program that needs a GPU without one.
 
-    Raises BookError where it does anything else.
+    Raise BookError unless it prints one sentence about this and exits with a non-zero status.
     """
     command = program.transcript("cuda").commands[0].command_line
     with runner.empty_folder() as folder:
@@ -197,23 +202,24 @@ def check_refusal(program: Program, options: CheckOptions) -> CheckResult:
     traceback = any(line.startswith("Traceback") for line in printed)
     if result.status == 0 or not sentence or traceback:
         raise BookError(
-            f"{program.name}:1: `{command}` needs a GPU; where there is none it must say "
-            f"so in one sentence on stderr, without a traceback, and leave with a non-zero "
-            f"status; it left with {result.status} and printed:\n" + "\n".join(printed[-8:])
+            f"{program.name}:1: `{command}` needs a GPU. Without one, it must print one "
+            f"sentence about this to stderr, without a traceback, and exit with a non-zero "
+            f"status. It exited with status {result.status} and printed:\n"
+            + "\n".join(printed[-8:])
         )
     return CheckResult(result.seconds)
 
 
 def starts_ranks(program: Program) -> bool:
-    """Return whether a command of its CPU transcript names a number of ranks, and succeeds."""
+    """Return whether a successful command of the CPU transcript contains a number of ranks."""
     commands = program.transcript("cpu").commands if "cpu" in program.devices else []
     return any(not each.status and NPROC.search(each.command_line) for each in commands)
 
 
 def check_ranks(program: Program, ranks: int, options: CheckOptions) -> CheckResult:
-    """Run the commands that succeed with another number of ranks.
+    """Run the successful commands of the CPU transcript with a different number of ranks.
 
-    Raises BookError where one hangs, or ends in a traceback of the program.
+    Raise BookError if a command hangs, or if it ends with a traceback of the program.
     """
     seconds = 0.0
     with runner.empty_folder() as folder:
@@ -228,7 +234,7 @@ def check_ranks(program: Program, ranks: int, options: CheckOptions) -> CheckRes
             line = result.line_in(program.path.name)
             if result.timed_out or (result.status and line):
                 raise BookError(
-                    f"{program.name}:{line or 1}: `{command_line}` neither works nor says "
-                    f"in a sentence how many ranks it needs:\n{runner.explain(result)}"
+                    f"{program.name}:{line or 1}: `{command_line}` must work, or print one "
+                    f"sentence about the ranks that it needs:\n{runner.explain(result)}"
                 )
     return CheckResult(seconds)

@@ -1,4 +1,4 @@
-"""Recording: writes the transcript and the figure of a run into the book."""
+"""Write the transcript and the figure of a run into the book."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ def has_listed_commands(program: Program, transcript: Transcript) -> bool:
 
 
 def record(run: RunResult, previous: Transcript, name: str) -> None:
-    """Write the transcript called ``name`` and the figure, each completely or not at all.
+    """Write the transcript ``name`` and the figure; a failure leaves no incomplete file.
 
-    If ``previous`` was recorded on an older release of torch, it is kept as the transcript for
-    this release. If it was recorded on a newer one, the new transcript is the older one.
+    If ``previous`` was recorded on an older release of torch, it becomes the transcript for
+    that release. If it was recorded on a newer release, it is kept, and the new transcript
+    becomes the transcript for the older release.
     """
     program, provenance = run.program, _provenance(run)
     if run.device == "cpu" and previous.provenance:
@@ -38,7 +39,8 @@ def record(run: RunResult, previous: Transcript, name: str) -> None:
         for command, result in zip(previous.commands, run.results, strict=True)
     ]
     atomic_write(program.transcript_path(name), Transcript(commands, provenance).text())
-    if run.figure is not None and name in ("cpu", run.device):  # a figure is of today's torch
+    # only the figure of the newest release is stored
+    if run.figure is not None and name in ("cpu", run.device):
         text = "\n".join(line.rstrip() for line in run.figure.splitlines())
         atomic_write(program.figure_path(run.device), text + "\n")
 

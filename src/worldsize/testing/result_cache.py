@@ -77,7 +77,7 @@ class ResultCache:
     def digest(self, *parts: str | Path) -> str:
         """Return a hash of texts, files and folders, and of the environment of all tests.
 
-        It covers a folder as it is now, or as it was at most `FOLDER_AGE` seconds ago.
+        Changes of a folder in the last `FOLDER_AGE` seconds may be missing in the hash.
         """
         return digest(self.root, *map(self._folder_as_text, parts))
 
@@ -99,10 +99,13 @@ class ResultCache:
         The hash includes the times of the folders of PATH, because installing or upgrading a
         tool changes such a folder.
         """
-        made = [".git", *(self.root / ".gitignore").read_text("utf-8").replace("/", "").split()]
-        here = [
-            p for p in self.root.iterdir() if not any(fnmatch(p.name, each) for each in made)
+        ignored = (self.root / ".gitignore").read_text("utf-8").replace("/", "").split()
+        patterns = [".git", *ignored]
+        included = [
+            path
+            for path in self.root.iterdir()
+            if not any(fnmatch(path.name, pattern) for pattern in patterns)
         ]
-        folders = [each for each in os.get_exec_path() if os.path.isdir(each)]
-        tools = [f"{each} {os.stat(each).st_mtime_ns}" for each in folders]
-        return self.digest(*machine, *tools, *sorted(here), self.root / ".git/index")
+        folders = [folder for folder in os.get_exec_path() if os.path.isdir(folder)]
+        tools = [f"{folder} {os.stat(folder).st_mtime_ns}" for folder in folders]
+        return self.digest(*machine, *tools, *sorted(included), self.root / ".git/index")
