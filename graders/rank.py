@@ -38,7 +38,7 @@ from worldsize.execution.processes import end_with_parent
 # --- collectives are recorded -------------------------------------------------------------
 
 
-class Pending:
+class DelayedWork:
     """The handle of an asynchronous collective, which delivers the result in `wait`.
 
     `real` is the handle of torch for a copy of the tensor. `report(touched=…)` tells the
@@ -89,7 +89,7 @@ class Pending:
         return getattr(self._real, name)
 
 
-Pending.__name__ = "Work"  # errors of the learner's code show this name
+DelayedWork.__name__ = "Work"  # errors of the learner's code show this name
 
 
 # functions of torch.distributed whose calls are recorded
@@ -112,7 +112,7 @@ class Lesson:
         self.current_phase = ""
         self.calls: list[Call] = []  # the collectives that this rank has called
         self.inside = False  # whether a recorded function is running
-        self.scene: dict[str, Any] = {}  # the arguments of a trial for its ranks
+        self.arguments: dict[str, Any] = {}  # the arguments of a trial for its ranks
 
     def fact(self, name: str, value: Any) -> None:
         """Report a fact. It replaces an earlier fact of the same name."""
@@ -133,7 +133,7 @@ class Lesson:
         port = int(os.environ["MASTER_PORT"])
         return dist.TCPStore("127.0.0.1", port, is_master=False)
 
-    def meet(self) -> None:
+    def wait_for_ranks(self) -> None:
         """Wait for all ranks, without a collective.
 
         A rank that still waits in a call which other ranks did not make does not arrive. The
@@ -229,7 +229,9 @@ class Lesson:
                 result = tensor.detach().clone()
                 rest = {key: value for key, value in kwargs.items() if key != "tensor"}
                 call = self.calls[number]
-                return Pending(real(result, *args[1:], **rest), tensor, result, report, call)
+                return DelayedWork(
+                    real(result, *args[1:], **rest), tensor, result, report, call
+                )
             value = real(*args, **kwargs)
             if lazy or not asynchronous:
                 report()
@@ -297,7 +299,7 @@ def run_rank(
     folder: str,
     events: Any,
     output: Any,
-    scene: dict[str, Any],
+    arguments: dict[str, Any],
 ) -> None:
     """Import the learner's file, run the probe and report; then sleep until the end.
 
@@ -312,13 +314,13 @@ def run_rank(
     os.chdir(folder)
     sys.argv = [path]
     torch.set_num_threads(1)
-    os.environ.update(_variables(rank, world, port, scene.get("restart", 0)))
+    os.environ.update(_variables(rank, world, port, arguments.get("restart", 0)))
     sandbox.set_rlimits()
     # also works while the rank waits in C++, where a handler in Python would not run
     faulthandler.register(signal.SIGUSR1, file=events.fileno(), all_threads=False)
     send = functools.partial(protocol.send, events.fileno())
     lesson = Lesson(rank, world, send)
-    lesson.scene = scene
+    lesson.arguments = arguments
     _run_probe(lesson, lab, number, path, send)
     with contextlib.suppress(Exception):
         sys.stdout.flush()

@@ -311,7 +311,7 @@ class Supervisor:
         path: Path,
         world: int,
         folder: Path | None = None,
-        scene: dict[str, Any] | None = None,
+        arguments: dict[str, Any] | None = None,
     ) -> Group:
         """Run one step at one world size, and return the reports of the ranks.
 
@@ -320,7 +320,7 @@ class Supervisor:
         looks like this. A program that really hangs hangs again.
         """
         for attempt in range(3):
-            group = self._run_once(step, path, world, folder, scene or {})
+            group = self._run_once(step, path, world, folder, arguments or {})
             if any(report.error.get("doing") == "join" for report in group.ranks):
                 continue
             stalled = group.stopped == "asleep" and verdict.sleeps_without_reason(group)
@@ -330,7 +330,7 @@ class Supervisor:
         sys.exit(f"the checker cannot start {world} ranks: {group.ranks[0].error}")
 
     def _run_once(
-        self, step: Step, path: Path, world: int, folder: Path | None, scene: dict[str, Any]
+        self, step: Step, path: Path, world: int, folder: Path | None, arguments: dict[str, Any]
     ) -> Group:
         running = RunningGroup(Group(world, [RankReport() for _ in range(world)]))
         folder = folder or self._new_folder()
@@ -340,7 +340,7 @@ class Supervisor:
             port = self.rendezvous.new_store()
             for number in range(world):
                 place = (self.lab, step.number, str(path), number, world, port, str(folder))
-                self._start_rank(running, place, scene)
+                self._start_rank(running, place, arguments)
             self._watch(running, folder, self.own_limit(step))
             if running.group.stopped in ("asleep", "limit"):
                 running.ask_for_lines(str(path))
@@ -350,12 +350,14 @@ class Supervisor:
         return running.group
 
     @staticmethod
-    def _start_rank(running: RunningGroup, place: tuple, scene: dict[str, Any]) -> None:
+    def _start_rank(running: RunningGroup, place: tuple, arguments: dict[str, Any]) -> None:
         """Start one rank, and add its process and its pipes to the group."""
         events, send = CONTEXT.Pipe(duplex=False)
         output, write = CONTEXT.Pipe(duplex=False)
         with host_checks.defer_signals():
-            process = CONTEXT.Process(target=rank.run_rank, args=(*place, send, write, scene))
+            process = CONTEXT.Process(
+                target=rank.run_rank, args=(*place, send, write, arguments)
+            )
             process.start()
             running.processes.append(process)
         send.close()
@@ -437,12 +439,12 @@ class Workspace:
         """Whether commands may use the GPUs of this machine."""
         return bool(self.supervisor.gpu_variables)
 
-    def group(self, world: int, dies: bool = False, **scene: Any) -> Group:
-        """Run the probe on a new group of ranks, which get `scene`, and return their reports.
+    def group(self, world: int, dies: bool = False, **arguments: Any) -> Group:
+        """Run the probe on a new group of ranks, which get `arguments`, and return their reports.
 
         Raises `Blank` or `Wrong` if a rank did not reach the end of the probe, unless `dies`.
         """
-        group = self.supervisor.run(self.step, self.path, world, self.folder, scene)
+        group = self.supervisor.run(self.step, self.path, world, self.folder, arguments)
         output = "".join(report.output for report in group.ranks)
         self._output = output or self._output
         if not dies or group.excess is not None:

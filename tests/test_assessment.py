@@ -127,12 +127,12 @@ def test_capstone_survives_a_killed_rank(pytestconfig) -> None:
     step = capstone.LAB[10]
     with supervisor().Supervisor("capstone", 300.0) as runs:
         for number in range(times):
-            with runs.workspace(step, GRADED["capstone"]) as bench:
+            with runs.workspace(step, GRADED["capstone"]) as workspace:
                 if not number:
                     scene = {"config": capstone.RUN}
-                    undisturbed = bench.group(2, **scene).facts("history")[0]
+                    undisturbed = workspace.group(2, **scene).facts("history")[0]
                 chance = random.Random(number)
-                lost = capstone.kill_and_resume(bench, undisturbed, chance)
+                lost = capstone.kill_and_resume(workspace, undisturbed, chance)
                 print(f"{number + 1}: {lost} steps computed again", flush=True)
 
 

@@ -27,16 +27,16 @@ def main() -> None:
     finished, *wrong = (Path(word).resolve() for word in sys.argv[1:])
     step, found = capstone.LAB[10], {}
     with Supervisor("capstone", 120.0) as supervisor:
-        with supervisor.workspace(step, finished) as bench:
-            undisturbed = bench.group(2, config=RUN).facts("history")[0]
+        with supervisor.workspace(step, finished) as workspace:
+            undisturbed = workspace.group(2, config=RUN).facts("history")[0]
         for path in wrong:
             hint = path.stem.partition("-")[0]
-            with supervisor.workspace(step, path) as bench:
+            with supervisor.workspace(step, path) as workspace:
                 try:
                     if hint in NOT_KILLED:
-                        list(step.trial(bench, RUN, BOX))
+                        list(step.trial(workspace, RUN, BOX))
                     else:  # the parts before the kill would find no error
-                        capstone.kill_and_resume(bench, undisturbed, random.Random(0), RUN)
+                        capstone.kill_and_resume(workspace, undisturbed, random.Random(0), RUN)
                 except Wrong as verdict:
                     found[path.stem] = verdict.what, verdict.hint
     print(json.dumps(found))

@@ -4,7 +4,14 @@ import functools
 
 import torch
 
-from graders.dsl import Lab, Watch, at_most, import_late_parts, require, require_equal
+from graders.dsl import (
+    Lab,
+    OperatorRecorder,
+    at_most,
+    import_late_parts,
+    require,
+    require_equal,
+)
 
 import_late_parts()
 LAB = Lab()
@@ -69,12 +76,12 @@ def capture(submission, reference, lesson):
     for name, function in reads.items():
         end = "no error"
         try:
-            with Watch() as seen, submission.Capture():
+            with OperatorRecorder() as seen, submission.Capture():
                 function()
         except Exception as error:
             end = type(error).__name__
         require_equal(f"during a capture, {name} raises", end, "RuntimeError", "host_read")
-        called = any(name in reference.HOST_READS for name, _ in seen.launched)
+        called = any(name in reference.HOST_READS for name, _ in seen.operators)
         require(not called, f"{name} was refused only after it had been called", "host_read")
 
 

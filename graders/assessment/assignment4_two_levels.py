@@ -16,9 +16,9 @@ from graders.dsl import (
     Lab,
     allclose,
     at_most,
-    before,
-    groups_wanted,
-    named,
+    call_before,
+    matching_hint,
+    requested_groups,
     require,
     require_equal,
     show,
@@ -43,7 +43,7 @@ def groups(submission, reference, lesson):
     world, rank = lesson.world, lesson.rank
     for local in (2, world, 1):  # two nodes, one node, and nodes of one rank
         # a rank alone in its calls would wait for the others: look before any group is made
-        wanted = groups_wanted(submission, lambda n=local: submission.make_groups(n))
+        wanted = requested_groups(submission, lambda n=local: submission.make_groups(n))
         everyone: list = [None] * world
         dist.all_gather_object(everyone, wanted)
         for other, calls in enumerate(everyone):
@@ -102,7 +102,7 @@ def two_levels(submission, reference, lesson):
             rail_numel[0] += next(tensors).numel()
 
     for name in SENDING.split():
-        before(dist, name, count)
+        call_before(dist, name, count)
     for n in (64, 65):
         one = torch.arange(n) + 1.0
         truth, within = 10 * one, one * (3 if lesson.rank < 2 else 7)
@@ -281,7 +281,7 @@ def hook(submission, reference, lesson):
         "after 8 steps, the sum of what was sent for {} differs from the sum of the gradients"
     )
     what += " by a relative error of {:.1e}; with feedback, it is less than 5e-04"
-    hint = named(one, known, 1e-3, "feedback_scale")
+    hint = matching_hint(one, known, 1e-3, "feedback_scale")
     require(one <= 5e-4, what.format("one bucket", one), hint)
     require(two <= 5e-4, what.format("two buckets", two), "shared")
     what = "the first call with a new Feedback() sends other numbers than in the run before"
@@ -340,7 +340,7 @@ def _(group):
         "sum": (n - 1) * start - n * due, "one_rank": alone,
         "of_gradients": (n + 1) / 2 - start,
     }  # fmt: skip
-    require(abs(after[0] + due) <= 1e-2, mean, named(after[0], known, 1e-2))
+    require(abs(after[0] + due) <= 1e-2, mean, matching_hint(after[0], known, 1e-2))
     biases = group.facts("bias moved")
     what = f"after step 3, a bias has moved by {biases}; it should be {-due} on all ranks"
     require(all(abs(each + due) <= 1e-2 for each in biases), what, "all_weights")

@@ -7,7 +7,7 @@ import torch
 import torch._dynamo  # torch.library imports it: once here, not in every process
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from graders.dsl import Lab, Passes, Watch, import_late_parts, require_equal
+from graders.dsl import Condition, Lab, OperatorRecorder, import_late_parts, require_equal
 from graders.protocol import Wrong
 
 import_late_parts()
@@ -293,7 +293,7 @@ def fft(submission, reference, lesson):
         fact, good = f"the numbers are right for {case}", torch.allclose(y, wanted)
         hint = "cut" if late and not good else fft_fault(y, x, w, used)
         require_equal(fact, good, True, hint)
-        some = Passes("at least 1", lambda count: count > 0)
+        some = Condition("at least 1", lambda count: count > 0)
         require_equal(f"transforms for {case}", len(used.forward), some, "no_fft")
         require_equal(f"complex transforms for {case}", used.complex, 0, "complex")
         slow = [size for size in used.forward if reference.fast_size(size) != size]
@@ -352,7 +352,7 @@ def sparse(submission, reference, lesson):
     wanted = matrix @ dense
     truth = torch.autograd.grad((wanted * weights).sum(), (values, dense))
     apply = submission.SparseProduct.apply
-    with Watch() as watch:
+    with OperatorRecorder() as watch:
         found = apply(values, rows, cols, dense, m)
     same = torch.equal(values, copies[0]) and torch.equal(dense, copies[1])
     require_equal("forward changed values or dense", not same, False, "in_place")
@@ -378,5 +378,5 @@ def sparse(submission, reference, lesson):
         if not good and torch.allclose(alone, true):
             hint = "state"
         require_equal(f"the gradient of {name} is right", good, True, hint)
-    fewer = Passes(f"fewer than {m} times {n}", lambda most: most < m * n)
+    fewer = Condition(f"fewer than {m} times {n}", lambda most: most < m * n)
     require_equal("the most numbers in one tensor", watch.largest, fewer, "dense")

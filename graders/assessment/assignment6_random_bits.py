@@ -8,7 +8,14 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from graders.dsl import Lab, Passes, Watch, at_most, import_late_parts, require_equal
+from graders.dsl import (
+    Condition,
+    Lab,
+    OperatorRecorder,
+    at_most,
+    import_late_parts,
+    require_equal,
+)
 from graders.protocol import Wrong
 
 import_late_parts()
@@ -175,11 +182,11 @@ def dropout(submission, reference, lesson):
     require_equal(
         "numbers in tensors that are kept for backward", stored, at_most(16), "stored"
     )
-    quarter = Passes("about 0.25", lambda share: abs(share - 0.25) < 0.05)
+    quarter = Condition("about 0.25", lambda share: abs(share - 0.25) < 0.05)
     require_equal(
         "share of zeros for p = 0.25", (y == 0).float().mean().item(), quarter, "share"
     )
-    more = Passes("4/3", lambda value: abs(value - 4 / 3) < 1e-3)
+    more = Condition("4/3", lambda value: abs(value - 4 / 3) < 1e-3)
     require_equal("for p = 0.25, a 1 that is kept becomes", y.max().item(), more, "not_scaled")
     truth = reference.Dropout.apply(x, 0.25, 5, 1)
     require_equal(
@@ -202,7 +209,7 @@ def dropout(submission, reference, lesson):
     require_equal("a gradient of 1 that is kept becomes", grad.max().item(), more, "not_scaled")
     alike = torch.equal(grad == 0, y == 0)
     require_equal("the gradient's zeros are those of the output", alike, True, "other_mask")
-    some = Passes("at least 1", lambda count: count > 0)
+    some = Condition("at least 1", lambda count: count > 0)
     require_equal("calls of uniform() in backward", again, some, "stored")
     part = apply(x[11:21], 0.25, 5, 1, 550)
     (grad,) = torch.autograd.grad(part.sum(), x)
@@ -240,14 +247,14 @@ def chance(submission, reference, lesson):
         require_equal(fact, kind, "[40, 100], torch.float32", "like_x")
         fractions = int((found != found.round()).sum())
         require_equal("numbers in the result that are no integers", fractions, 0, "fractions")
-        several = Passes("2 or more", lambda count: count > 1)
+        several = Condition("2 or more", lambda count: count > 1)
         fact = f"different results for 4000 times {value}"
         require_equal(fact, len(found.unique()), several, "same_way")
         different = min(len(found.unique(dim=dim)) for dim in (0, 1))
         require_equal(
             "different rows, or columns, of the result", different, several, "same_way"
         )
-        close = Passes(f"about {value}", lambda mean, value=value: abs(mean - value) <= 0.05)
+        close = Condition(f"about {value}", lambda mean, value=value: abs(mean - value) <= 0.05)
         require_equal(f"mean for 4000 times {value}", found.mean().item(), close, "biased")
     given = ", ".join(asked) or "seed 3 and offset 5"  # or philox was called
     require_equal("uniform was called for seed 3 and offset 5 with",
@@ -293,7 +300,7 @@ def int8(submission, reference, lesson):
     kind = f"codes {list(numbers.shape)} of {numbers.dtype}, scales {list(scale.shape)}"
     wanted = "codes [6, 64] of torch.int8, scales [6, 1]"
     require_equal("the result for an x of shape [6, 64]", kind, wanted, "codes")
-    several = Passes("2 or more", lambda count: count > 1)
+    several = Condition("2 or more", lambda count: count > 1)
     require_equal("different scales of six rows", len(scale.unique()), several, "one_scale")
     require_equal("scale of a row of zeros", scale[2].item(), 1.0, "zero_row")
     back = numbers.float() * scale
@@ -312,14 +319,16 @@ def int8(submission, reference, lesson):
         linear.bias.fill_(3.0)
     submission.quantize_rows = reference.quantize_rows
     layer = submission.Int8Linear(linear)
-    with Watch() as watch, Floats() as floats:
+    with OperatorRecorder() as watch, Floats() as floats:
         out = layer(torch.full((2, 2048), 2.0))
-    kinds = [dtype for name, dtype in watch.launched if re.search("mm|mv|dot|conv", name)]
+    kinds = [dtype for name, dtype in watch.operators if re.search("mm|mv|dot|conv", name)]
     integers = not any("float" in kind for kind in kinds)
     fact = "the product is of integers"  # in fp32, the weight alone has 16,384 numbers
     require_equal(fact, integers and floats.most <= 2 * 2048, True, "dequantized")
     fact, sums = "2048 products of 0.5 and 2, plus 3", [round(v, 1) for v in out[:, 0].tolist()]
-    require_equal(fact, sums, Passes("2051", lambda out: max(map(abs, out)) > 130), "int8_sums")
+    require_equal(
+        fact, sums, Condition("2051", lambda out: max(map(abs, out)) > 130), "int8_sums"
+    )
     require_equal(
         fact, sums, [2051.0, 2051.0], "bias" if sums == [2048.0, 2048.0] else "scales"
     )

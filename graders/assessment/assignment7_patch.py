@@ -9,7 +9,14 @@ from unittest import mock
 import torch
 from torch.utils._pytree import tree_leaves
 
-from graders.dsl import Lab, Passes, Watch, at_most, import_late_parts, require_equal
+from graders.dsl import (
+    Condition,
+    Lab,
+    OperatorRecorder,
+    at_most,
+    import_late_parts,
+    require_equal,
+)
 from graders.protocol import Wrong
 
 import_late_parts()
@@ -156,14 +163,14 @@ def compare(submission, reference, lesson):
         if isinstance(found, (tuple, list)):
             kind = "two values" if len(found) == 2 else f"{len(found)} values"
         require_equal("compare returns", kind, "two values", "pair")
-        known = Passes("faster, slower or same", lambda word: word in WORDS)
+        known = Condition("faster, slower or same", lambda word: word in WORDS)
         require_equal("the word that compare returns", str(found[0]), known, "words")
         calls.append(machine.calls)
         return found[0], round(float(found[1]), 2)
 
     verdict(1.0, 1.0, rounds=5), verdict(1.0, 1.0, rounds=9)
     require_equal("calls for 9 rounds, more than for 5", calls[1] - calls[0],
-          Passes("at least 8", lambda more: more >= 8), "rounds")  # fmt: skip
+          Condition("at least 8", lambda more: more >= 8), "rounds")  # fmt: skip
     for old, new, wanted, right in ((1.0, 2.0, "slower", 0.5), (2.0, 1.0, "faster", 2.0)):
         word, ratio = verdict(old, new)
         case = f"{old:g} s before and {new:g} s after the patch"
@@ -229,8 +236,8 @@ def bisect(submission, reference, lesson):
         commits = [str(i) for i in range(n)]
         found = submission.bisect(commits, measure, 11.0)
         require_equal("bisect changed its list of commits", len(commits) != n, False, "commits")
-        name = Passes(f"one of the names of {n} commits", lambda found: found in commits)
-        require_equal("bisect returns", repr(found), Passes(name.words, lambda _: name(found)),
+        name = Condition(f"one of the names of {n} commits", lambda found: found in commits)
+        require_equal("bisect returns", repr(found), Condition(name.words, lambda _: name(found)),
               "not_a_commit")  # fmt: skip
         return found, tried
 
@@ -257,7 +264,7 @@ NAMES = (
 )  # fmt: skip
 
 
-class Launches(Watch):
+class Launches(OperatorRecorder):
     """What is launched, how often the host waits, and what one launch makes."""
 
     def __init__(self) -> None:
@@ -317,7 +324,7 @@ def allclose(clip: Callable, slow: Callable, mine: list, truth: list, limit: flo
 def fast_clip(submission, reference, lesson):
     clip, mine = submission.fast_clip, torch.full((4,), 3.0)
     clip([mine], 1.0)
-    changed = Passes("0.5", lambda value: value != 3.0)
+    changed = Condition("0.5", lambda value: value != 3.0)
     require_equal("the numbers of a gradient of 3 become", round(mine[0].item(), 3), changed,
           "not_in_place")  # fmt: skip
     cases = [[*reference.samples(), ([torch.full((4,), 1e-6)], 1e-6)] for _ in range(2)]
@@ -335,12 +342,12 @@ def fast_clip(submission, reference, lesson):
     require_equal("times the host waits", watch.waits + mixed.waits, 0, "host")
     made = max(watch.made, mixed.made)
     require_equal("numbers in the new tensors of one launch", made, at_most(1000), "copies")
-    count = len(watch.launched)
+    count = len(watch.operators)
     lesson.fact("scores", {"launches": count})
-    fewer = len(launches(*singles[:30]).launched) if count > 12 else count
+    fewer = len(launches(*singles[:30]).operators) if count > 12 else count
     hint = "launches" if fewer < count else "many_launches"
     require_equal("launches for 150 gradients", count, at_most(12), hint)
-    count = len(mixed.launched)
+    count = len(mixed.operators)
     require_equal(
         "launches for 75 gradients in fp32 and 75 in fp16", count, at_most(24), "launches"
     )

@@ -38,7 +38,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from graders.dsl import Lab, allclose, before, isclose, keep_only, require, show
+from graders.dsl import Lab, allclose, call_before, isclose, keep_only, require, show
 from graders.protocol import Wrong
 from graders.supervisor import Workspace
 from worldsize.execution.processes import LINUX
@@ -298,7 +298,7 @@ def sharding(submission, reference, lesson):
 
     for name in ("reduce_scatter_tensor", "reduce_scatter_single"):  # the second from 2.13 on
         if hasattr(dist, name):
-            before(dist, name, scattered)
+            call_before(dist, name, scattered)
     x = torch.randn(2, config.sequence, config.hidden, requires_grad=True)
     entry = rows_of(config)[0][:2, :-1] if mesh["pp"].get_local_rank() == 0 else x
     model(entry).float().square().mean().backward()  # over all ranks, it would hang here
@@ -484,7 +484,9 @@ class Memory(TorchDispatchMode):
         super().__init__()
         self.used = self.peak = 0
         self.sizes: dict[int, tuple[Any, int]] = {}
-        before(torch.UntypedStorage, "resize_", self.resized)  # so FSDP frees gathered units
+        call_before(
+            torch.UntypedStorage, "resize_", self.resized
+        )  # so FSDP frees gathered units
 
     def resized(self, storage: torch.UntypedStorage, size: int) -> None:
         if storage._cdata in self.sizes:
@@ -561,10 +563,10 @@ def compare_parts(
 
 @LAB.trial(7, "a budget of memory", "what a rank needed is within the budget, and state is "
            "exact", uses="budget", world_sizes=(1, 4), symmetric=False)  # fmt: skip
-def budget(bench):
-    told = bench.group(1).facts("told")[0]
+def budget(workspace):
+    told = workspace.group(1).facts("told")[0]
     if not needed:
-        needed.extend(bench.group(4, measure=True).facts("needed"))
+        needed.extend(workspace.group(4, measure=True).facts("needed"))
     ratios = []
     for number, mesh in enumerate(BUDGETED):
         config = config_of(**SIZE, **mesh)
@@ -590,7 +592,9 @@ def budget(bench):
         reference = LAB.finished.budget(config_of(**SIZE, **IN_BF16), stage)
         compare_parts(f"pp × dp × tp = {shape(IN_BF16)} in bf16", stage, said, reference)
     measured = told[: len(BUDGETED)]
-    bench.scores["peak bytes"] = sum(sum(said.values()) for case in measured for said in case)
+    workspace.scores["peak bytes"] = sum(
+        sum(said.values()) for case in measured for said in case
+    )
     low, high = min(ratios), max(ratios)
     yield f"the budgets are ≈{low:.2f} to ≈{high:.2f} times what was needed"
 
@@ -598,7 +602,7 @@ def budget(bench):
 @budget.probe
 def _(submission, reference, lesson):
     configs = [config_of(**SIZE, **mesh) for mesh in (*BUDGETED, IN_BF16)]
-    if "measure" in lesson.scene:  # of the finished program
+    if "measure" in lesson.arguments:  # of the finished program
         free_sends()
         lesson.fact("needed", [memory_of(config) for config in configs[:-1]])
         return
@@ -638,21 +642,21 @@ def begun(config: Any) -> tuple[Any, ...]:
 @LAB.trial(8, "checkpoints that a killed rank cannot spoil", "the newest `keep` are kept",
            uses="save complete", world_sizes=(1, 2), symmetric=False,
            crashes={"No such file|Directory not empty": "one_rank"})  # fmt: skip
-def saving(bench):
-    found = bench.group(2, steps=[7]).facts("complete")
+def saving(workspace):
+    found = workspace.group(2, steps=[7]).facts("complete")
     what = f"after a save of step 7 complete() is {found[0]}"
     require(found == [[7]] * 2, what, "none_complete")
     yield "a finished checkpoint is listed"
-    dying = bench.group(2, dies=True, steps=[8], die=True)
+    dying = workspace.group(2, dies=True, steps=[8], die=True)
     killed = dying.ranks[1].status == -signal.SIGKILL
     require(killed, "save does not write by dcp.save", "no_dcp")
-    facts = bench.group(1).ranks[0].facts
+    facts = workspace.group(1).ranks[0].facts
     found, entries = facts["complete"], facts["entries"]
     what = f"a rank died while it saved step 8, and complete() is {found}"
     require(found == [7], what, "half_counted" if 8 in found else "overwritten")
     yield "a save that a rank did not survive leaves the checkpoint before it"
-    bench.group(2, steps=[9, 10, 11])
-    facts = bench.group(1, one=True).ranks[0].facts
+    workspace.group(2, steps=[9, 10, 11])
+    facts = workspace.group(1, one=True).ranks[0].facts
     found, stay = facts["complete"], facts["entries"]
     unsorted = found != sorted(found) or 9 in found[-1:]
     hint = "steps_sorted" if unsorted else "not_dropped"
@@ -668,7 +672,7 @@ def saving(bench):
 @saving.probe
 def _(submission, reference, lesson):
     graft(submission, reference, "save", "complete")
-    config, steps = config_of(dp=2, keep=2), lesson.scene.get("steps", [])
+    config, steps = config_of(dp=2, keep=2), lesson.arguments.get("steps", [])
     empty = submission.complete(dataclasses.replace(config, folder="no-such-folder"))
     returns("complete", empty, isinstance(empty, list), "a list of step numbers")
     require(not empty, f"before the first save, complete() is {empty}", "none_complete")
@@ -680,7 +684,7 @@ def _(submission, reference, lesson):
 
     if 7 in steps:
         os.rename = os.replace = later
-    if "die" in lesson.scene:
+    if "die" in lesson.arguments:
         write = dcp.FileSystemWriter.write_data
 
         def dying(self: Any, plan: Any, planner: Any) -> Any:
@@ -703,7 +707,7 @@ def _(submission, reference, lesson):
     lesson.fact("complete", found)
     if not steps:
         lesson.fact("entries", len(os.listdir(config.folder)))
-    if "one" in lesson.scene:
+    if "one" in lesson.arguments:
         config = config_of(keep=1)
         submission.save(config, reference.training_state(*begun(config), 12))
         lesson.fact("one", submission.complete(config))
@@ -717,39 +721,39 @@ saved: list[tuple[dict, dict[Path, bytes]]] = []  # by the finished program: its
 
 @LAB.trial(9, "resume on any mesh", "parameters, moments and the place in the data are "
            "restored", uses="load", world_sizes=(2, 4), symmetric=False)  # fmt: skip
-def resuming(bench):
+def resuming(workspace):
     box = {"dp": 2, "tp": 2}
     if not saved:
-        bits = bench.group(4, mesh=box, replicas=[0, 0, 1, 1]).facts("digest")[0]
-        paths = [path for path in bench.folder.rglob("*") if path.is_file()]
+        bits = workspace.group(4, mesh=box, replicas=[0, 0, 1, 1]).facts("digest")[0]
+        paths = [path for path in workspace.folder.rglob("*") if path.is_file()]
         saved.append(
-            (bits, {path.relative_to(bench.folder): path.read_bytes() for path in paths})
+            (bits, {path.relative_to(workspace.folder): path.read_bytes() for path in paths})
         )
     bits, files = saved[0]
     for name, content in files.items():
-        (bench.folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (bench.folder / name).write_bytes(content)
+        (workspace.folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (workspace.folder / name).write_bytes(content)
     for world, mesh in ((4, box), (2, {"tp": 2}), (2, {"pp": 2})):
-        bench.group(world, mesh=mesh, saved=bits)
+        workspace.group(world, mesh=mesh, saved=bits)
         yield f"every bit comes back as {shape(mesh)}"
 
 
 @resuming.probe
 def _(submission, reference, lesson):
     graft(submission, reference, "load")
-    scene, rank = lesson.scene, lesson.rank
-    config = config_of(**scene["mesh"])
-    if "saved" not in scene:
+    arguments, rank = lesson.arguments, lesson.rank
+    config = config_of(**arguments["mesh"])
+    if "saved" not in arguments:
         model, optimizer, stream = parts = begun(config)
         for step in (1, 2):
-            reference.accumulate(config, model, stream.next(scene["replicas"][rank]))
+            reference.accumulate(config, model, stream.next(arguments["replicas"][rank]))
             optimizer.step()
             optimizer.zero_grad()
             reference.save(config, reference.training_state(*parts, step))
         lesson.fact("digest", digest(reference.training_state(*parts, 2)))
         return
     parts = begun(dataclasses.replace(config, seed=5))
-    if "tp" in scene["mesh"]:
+    if "tp" in arguments["mesh"]:
         try:
             step = submission.load(dataclasses.replace(config, folder="no-such-folder"), *parts)
         except NotImplementedError:
@@ -763,11 +767,9 @@ def _(submission, reference, lesson):
     step = int(step)
     found = digest(reference.training_state(*parts, 2))
     for part, hint in RESTORED.items():
-        what = (
-            f"loaded as {shape(scene['mesh'])}, the {part} of rank {rank} differs in its bits"
-        )
+        what = f"loaded as {shape(arguments['mesh'])}, the {part} of rank {rank} differs in its bits"
         for key, bits in found[part].items():
-            right = bits == scene["saved"][part].get(key)
+            right = bits == arguments["saved"][part].get(key)
             require(right, f"{what}: {key or 'the generator'}", hint)
     what = f"load returned {step} on rank {rank}, the checkpoint is of step 2"
     require(step == 2, what, "resume_step")
@@ -825,7 +827,7 @@ def text_of(path: Path) -> str:
 
 
 def kill_and_resume(
-    bench: Workspace, undisturbed: list[list[float]], chance: random.Random, run: dict = RUN
+    workspace: Workspace, undisturbed: list[list[float]], chance: random.Random, run: dict = RUN
 ) -> int:
     """Kill a rank of a real torchrun at a random moment; return how many steps were lost.
 
@@ -834,10 +836,10 @@ def kill_and_resume(
     """
     world, (low, high) = world_of(run), (run["every"] + 1, run["steps"] - 2)
     victim, at, pause = chance.randrange(world), chance.randint(low, high), chance.random() / 10
-    folder, said, killed = bench.folder / "killed", bench.folder / "said.txt", []
+    folder, said, killed = workspace.folder / "killed", workspace.folder / "said.txt", []
     for name, text in (("torchrun.py", TORCHRUN), ("drive.py", DRIVE)):
-        (bench.folder / name).write_text(text)
-    for path in (said, *bench.folder.glob("life-*.json")):
+        (workspace.folder / name).write_text(text)
+    for path in (said, *workspace.folder.glob("life-*.json")):
         path.unlink(missing_ok=True)
     shutil.rmtree(folder, ignore_errors=True)
 
@@ -846,19 +848,19 @@ def kill_and_resume(
         if steps and int(steps[-1]) >= at:
             time.sleep(pause)  # into a step, an update or a save
             with contextlib.suppress(OSError):
-                os.kill(int(text_of(bench.folder / f"rank-{victim}")), signal.SIGKILL)
+                os.kill(int(text_of(workspace.folder / f"rank-{victim}")), signal.SIGKILL)
                 killed.append(victim)
 
     start = "fork" if LINUX else "spawn"
     torchrun = ("torchrun.py", f"--nproc-per-node={world}", "--max-restarts=3", "--run-path",
-                f"--start-method={start}", bench.folder / "drive.py")  # fmt: skip
+                f"--start-method={start}", workspace.folder / "drive.py")  # fmt: skip
     config = json.dumps(FLAT | run | {"folder": "killed"})
-    end = bench.run("python", *torchrun, bench.path, config, limit=120, watch=watch,
+    end = workspace.run("python", *torchrun, workspace.path, config, limit=120, watch=watch,
                     OMP_NUM_THREADS="1")  # fmt: skip
-    lives, told = sorted(bench.folder.glob("life-*.json")), text_of(said)
+    lives, told = sorted(workspace.folder.glob("life-*.json")), text_of(said)
     if not killed and not end.status:
         require(STEP.search(told), "the run ended, and had told of no step", "untold")
-        return kill_and_resume(bench, undisturbed, chance, run)  # it was over before
+        return kill_and_resume(workspace, undisturbed, chance, run)  # it was over before
     what = f"rank {victim} was killed, and torchrun ended with status {end.status}"
     require(lives and not end.status, what, "not_recovered")
     history = json.loads(text_of(lives[-1]))
@@ -877,10 +879,10 @@ def kill_and_resume(
     10, "the whole run, and a killed rank", "the run survives a rank", uses="train join",
     world_sizes=(2, 8), symmetric=False, needs=(1, 2, 3, 4, 5, 6, 8, 9),
 )  # fmt: skip
-def whole_run(bench, run=RUN, box=BOX):
+def whole_run(workspace, run=RUN, box=BOX):
     for number, config in enumerate((box, run)):
         config = config | {"folder": f"own-{number}"}
-        own = bench.group(world_of(config), config=config, truth=True)
+        own = workspace.group(world_of(config), config=config, truth=True)
         true = own.ranks[0].facts["truth"]
         for history in own.facts("history"):
             what = f"the run has {len(history)} steps, and should have {len(true)}"
@@ -893,8 +895,8 @@ def whole_run(bench, run=RUN, box=BOX):
         yield f"the losses and norms of one process as {shape(config)}"
     undisturbed, seconds = history, sum(own.facts("seconds"))
 
-    def again(folder: str, **scene: Any) -> float:
-        group = bench.group(world_of(run), config=run | {"folder": folder}, **scene)
+    def again(folder: str, **arguments: Any) -> float:
+        group = workspace.group(world_of(run), config=run | {"folder": folder}, **arguments)
         return sum(group.facts("seconds"))
 
     submission = again("finished", finished=True)
@@ -904,16 +906,16 @@ def whole_run(bench, run=RUN, box=BOX):
     what = f"a step takes {seconds:.3f} s of processor time, one of the finished program "
     require(seconds <= 1.5 * submission, f"{what}{submission:.3f} s", "slow")
     yield "throughput is that of the finished program"
-    lost = kill_and_resume(bench, undisturbed, random.Random(), run)
+    lost = kill_and_resume(workspace, undisturbed, random.Random(), run)
     yield f"a rank was killed; ≈{lost} steps were computed again, and no loss differs in a bit"
 
 
 @whole_run.probe
 def _(submission, reference, lesson):
     free_sends()
-    scene, submission.text = lesson.scene, reference.text
-    module = reference if scene.get("finished") else submission
-    config = module.Config(**FLAT | scene["config"])
+    arguments, submission.text = lesson.arguments, reference.text
+    module = reference if arguments.get("finished") else submission
+    config = module.Config(**FLAT | arguments["config"])
     ends = [time.process_time()]
     register_optimizer_step_post_hook(lambda *_: ends.append(time.process_time()))
     history = module.train(config, CPU, lambda line: None)
@@ -921,5 +923,5 @@ def _(submission, reference, lesson):
     steps = [b - a for a, b in itertools.pairwise(ends)]
     lesson.fact("seconds", statistics.quantiles(steps)[0] if len(steps) > 1 else 0.0)
     lesson.fact("history", history)
-    if scene.get("truth") and lesson.rank == 0:
+    if arguments.get("truth") and lesson.rank == 0:
         lesson.fact("truth", truth(config))

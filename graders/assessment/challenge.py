@@ -4,7 +4,15 @@ from typing import Any
 
 import torch
 
-from graders.dsl import Lab, Passes, Watch, at_most, import_late_parts, require, require_equal
+from graders.dsl import (
+    Condition,
+    Lab,
+    OperatorRecorder,
+    at_most,
+    import_late_parts,
+    require,
+    require_equal,
+)
 
 import_late_parts()
 LAB = Lab()
@@ -24,10 +32,10 @@ def right(submission, reference, lesson):
         codes *= torch.linspace(0.2, 2, k)[:, None]
         codes[7], codes[-1] = 100.0, -100.0  # no row is near these
         truth, before = reference.slow_step(x, codes), (x.clone(), codes.clone())
-        with Watch() as watch:
+        with OperatorRecorder() as watch:
             found = submission.fast_step(x, codes)
         if n == 257:
-            lesson.fact("scores", {"launches": len(watch.launched)})
+            lesson.fact("scores", {"launches": len(watch.operators)})
         mine, wanted = kinds(found), kinds(truth)
         what = f"fast_step returns {', '.join(mine)}; slow_step returns {', '.join(wanted)}"
         require(mine[:2] == wanted[:2] and len(mine) == 3, what, "returned")
@@ -72,7 +80,7 @@ for number, (name, bound) in enumerate(LAB.finished.MEDALS.items(), 2):
 
     @LAB.alone(number, title, "measured in turns, by processor time", "fast_step", needs=(1,))
     def medal(submission, reference, lesson, name=name, bound=bound):
-        wanted = Passes(f"{bound:g} or more", lambda ratio: ratio >= bound)
+        wanted = Condition(f"{bound:g} or more", lambda ratio: ratio >= bound)
         require_equal(
             "times as fast",
             reference.ratio(reference.slow_step, submission.fast_step),

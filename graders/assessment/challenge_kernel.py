@@ -7,7 +7,7 @@ import tempfile
 
 import torch
 
-from graders.dsl import Lab, Passes, Wrong, at_most, require, require_equal
+from graders.dsl import Condition, Lab, Wrong, at_most, require, require_equal
 from graders.labs.lab06_cuda_basics import filled, place
 
 LAB = Lab()
@@ -76,7 +76,7 @@ def code(submission, reference, lesson):
         raise Wrong(f"nvcc: {error}", "compile") from None
     require_equal("bytes of local memory of a thread", found["local"], 0, "local")
     require_equal("registers of a thread", found["registers"], at_most(64), "registers")
-    some = Passes("one or more", lambda loads: loads >= 1)
+    some = Condition("one or more", lambda loads: loads >= 1)
     require_equal("loads of 16 bytes in the code", found["wide"], some, "narrow")
 
 
@@ -91,16 +91,16 @@ print(finished.share_of_copy(load(sys.argv[2]).fast))
 
 
 @LAB.trial(4, "on a GPU", "nothing contradicts the counts", needs=(1, 2, 3), world_sizes=(1,))
-def gpu(bench):
+def gpu(workspace):
     if not shutil.which("nvcc"):
         yield "nvcc is not on this machine: step 3 looked at nothing"
-    if not bench.gpus:
+    if not workspace.gpus:
         yield "--gpu was not said: the counts are the verdict"
         return
-    done = bench.run("python", "-B", "-c", CLOCK, LAB.path.parents[2], bench.path)
+    done = workspace.run("python", "-B", "-c", CLOCK, LAB.path.parents[2], workspace.path)
     last = (done.stderr.strip().splitlines() or ["no output"])[-1]
     require(not done.status, f"on this machine's GPU it failed: {last}", "gpu")
     share = float(done.stdout.splitlines()[-1])
-    wanted = Passes("half or more", lambda share: share >= 0.5)
+    wanted = Condition("half or more", lambda share: share >= 0.5)
     require_equal("share of copy_'s bandwidth", share, wanted, "gpu")
     yield f"≈{100 * share:.0f}% of copy_'s bandwidth"

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 import torch
 import torch._dynamo  # once here, not in every process
 
-from graders.dsl import Lab, Passes, at_most, import_late_parts, require, require_equal
+from graders.dsl import Condition, Lab, at_most, import_late_parts, require, require_equal
 
 import_late_parts()
 LAB = Lab()
@@ -159,13 +159,13 @@ print(json.dumps([(found - true).abs().max().nan_to_num(9e9).item(), slow, fast]
 @LAB.trial(
     5, "on a GPU", "nothing contradicts the counts", needs=(1, 2, 3, 4), world_sizes=(1,)
 )
-def gpu(bench):
+def gpu(workspace):
     if not find_spec("triton"):
         yield "triton is not on this machine: step 4 counted no kernels"
-    if not bench.gpus:
+    if not workspace.gpus:
         yield "--gpu was not said: the counts are the verdict"
         return
-    done = bench.run("python", "-B", "-c", CLOCK, LAB.path.parents[2], bench.path)
+    done = workspace.run("python", "-B", "-c", CLOCK, LAB.path.parents[2], workspace.path)
     last = (done.stderr.strip().splitlines() or ["no output"])[-1]
     require(not done.status, f"on this machine's GPU it failed: {last}", "gpu")
     error, slow, fast = json.loads(done.stdout.splitlines()[-1])
@@ -173,5 +173,5 @@ def gpu(bench):
         "largest error after ten steps, nine of them replays", error, at_most(5e-5), "again"
     )
     fact = f"times as fast as SlowLamb's ≈{slow:.0f} µs"
-    require_equal(fact, slow / fast, Passes("30 or more", lambda gain: gain >= 30), "gpu")
+    require_equal(fact, slow / fast, Condition("30 or more", lambda gain: gain >= 30), "gpu")
     yield f"≈{fast:.0f} µs for a step of 48 parameters, {slow / fast:.0f} times as fast"

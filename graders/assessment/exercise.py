@@ -29,7 +29,7 @@ from torch.optim import optimizer as optimizers
 from torch.utils.data import DataLoader, dataloader
 
 from graders import supervisor
-from graders.dsl import ROOT, Lab, before, require, show
+from graders.dsl import ROOT, Lab, call_before, require, show
 from graders.protocol import Judge, Wrong
 from graders.rank import Lesson, load
 from graders.supervisor import Workspace
@@ -122,13 +122,13 @@ def watch_host(folder: Path) -> Path:
         note(f"backend:{backend}")
 
     sys.addaudithook(opened)
-    before(torch, "tensor", tensor)
-    before(dataloader._MultiProcessingDataLoaderIter, "__init__", workers)
-    before(gc, "collect", lambda *_: note("garbage"))
-    before(torch.autograd, "backward", backward)
-    before(torch, "compile", compiled)
-    before(nn.DataParallel, "__init__", lambda *_, **__: note("replicas"))
-    before(torch.amp.GradScaler, "scale", lambda self, _: self._enabled and note("scaled"))
+    call_before(torch, "tensor", tensor)
+    call_before(dataloader._MultiProcessingDataLoaderIter, "__init__", workers)
+    call_before(gc, "collect", lambda *_: note("garbage"))
+    call_before(torch.autograd, "backward", backward)
+    call_before(torch, "compile", compiled)
+    call_before(nn.DataParallel, "__init__", lambda *_, **__: note("replicas"))
+    call_before(torch.amp.GradScaler, "scale", lambda self, _: self._enabled and note("scaled"))
     return path
 
 
@@ -290,10 +290,10 @@ class Watch:
             self.operator(reference.run_on_toy),
             self.copy(reference.copy),
         )
-        before(toy, "wait", self.wait)
+        call_before(toy, "wait", self.wait)
         torch.accelerator.synchronize = toy.synchronize
-        before(torch.accelerator, "synchronize", lambda *_: self.wait("synchronize"))
-        before(torch.autograd, "backward", lambda *_, **__: self.settle())
+        call_before(torch.accelerator, "synchronize", lambda *_: self.wait("synchronize"))
+        call_before(torch.autograd, "backward", lambda *_, **__: self.settle())
         cast_for_convolutions(toy)
         # as on a GPU: what an optimizer does by default is one kernel for many tensors
         optimizers._foreach_supported_types.append(reference.ToyTensor)
@@ -419,20 +419,20 @@ SEEN: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
 def probe(submission: ModuleType, reference: ModuleType, lesson: Lesson) -> None:
-    PROBES[lesson.scene["what"]](submission, reference, lesson)
+    PROBES[lesson.arguments["what"]](submission, reference, lesson)
 
 
-def facts(bench: Workspace, what: str) -> dict[str, Any]:
+def facts(workspace: Workspace, what: str) -> dict[str, Any]:
     """What one run of the learner's program came to; each runs once for all steps."""
-    known = SEEN.setdefault(bench.supervisor, {})
-    if (bench.path, what) not in known:
-        longer = max(bench.limit, LONG)
+    known = SEEN.setdefault(workspace.supervisor, {})
+    if (workspace.path, what) not in known:
+        longer = max(workspace.limit, LONG)
         with (  # the slow program runs in the rank itself
-            mock.patch.object(bench.supervisor, "limit", longer),
+            mock.patch.object(workspace.supervisor, "limit", longer),
             mock.patch.object(supervisor, "OWN_FRACTION", 1.0),
         ):
-            known[bench.path, what] = bench.group(1, what=what).ranks[0].facts
-    return known[bench.path, what]
+            known[workspace.path, what] = workspace.group(1, what=what).ranks[0].facts
+    return known[workspace.path, what]
 
 
 def trial(number: int, title: str, proves: str, *needs: int) -> Callable[[Callable], Any]:
@@ -474,8 +474,8 @@ def in_words(curve: list) -> str:
 
 
 @trial(1, "the curve", "the losses are those of the slow program")
-def curve(bench):
-    run = SimpleNamespace(**facts(bench, "host"))
+def curve(workspace):
+    run = SimpleNamespace(**facts(workspace, "host"))
     hint = compare(run.curve, run.truth, SAME)
     require(
         not hint, f"{in_words(run.curve)}; the slow program has {in_words(run.truth)}", hint
@@ -503,8 +503,8 @@ def curve(bench):
 
 
 @trial(2, "the curve on a device", "it trains on an accelerator as on the CPU", 1)
-def on_a_device(bench):
-    run = SimpleNamespace(**facts(bench, "toy"))
+def on_a_device(workspace):
+    run = SimpleNamespace(**facts(workspace, "toy"))
     what = f"{in_words(run.curve)}; on the CPU {in_words(run.truth)}"
     require(not compare(run.curve, run.truth, ALIKE), what, "device_curve")
     yield from ()
@@ -515,9 +515,9 @@ def area(number: int, title: str, proves: str, *signs: tuple[str, str, Callable,
     where = {sign[0] for sign in signs}
 
     @trial(number, title, proves, *((1, 2) if "toy" in where else (1,)))
-    def judge(bench: Workspace) -> Judge:
+    def judge(workspace: Workspace) -> Judge:
         for where, hint, right, words in signs:
-            run = facts(bench, where)
+            run = facts(workspace, where)
             require(right(SimpleNamespace(**run)), words.format(**run), hint)
         yield from ()
 
@@ -595,10 +595,10 @@ area(22, "evaluation", "no graph for what has no backward",
 
 
 @trial(23, "before and after", "the speed is there", 1)
-def speed(bench):
+def speed(workspace):
     where = "CPU"
-    if bench.gpus:
-        done = bench.run("python", "-B", "-c", CLOCK, ROOT, bench.path, limit=LONG)
+    if workspace.gpus:
+        done = workspace.run("python", "-B", "-c", CLOCK, ROOT, workspace.path, limit=LONG)
         what = f"all three programs together took more than {LONG:.0f} s"
         require(not done.stopped, what, "slow")
         last = (done.stderr.strip().splitlines() or ["no output"])[-1]
@@ -610,7 +610,7 @@ def speed(bench):
         wrong = compare(curves["yours"], curves["slow"], LATER)
         require(not wrong, what, "device_curve")
     else:
-        found = facts(bench, "time")
+        found = facts(workspace, "time")
     seconds = found["seconds"]
     gain, best = (seconds["slow"] / seconds[name] for name in ("yours", "finished"))
     what = f"on the {where} ≈{gain:.1f} times as fast as the slow program"

@@ -31,15 +31,15 @@ from graders.dsl import (
     Lesson,
     Wrong,
     allclose,
-    before,
-    described,
+    call_before,
+    describe_error,
     judge_devices,
+    matching_name,
     require,
     second_machine,
-    verdict,
 )
 from graders.protocol import Call
-from graders.rank import Pending
+from graders.rank import DelayedWork
 
 LAB = Lab()
 STEPS_TRAINED, SHARD, MICRO_BATCHES = 3, 10, 5
@@ -136,7 +136,7 @@ class Reference:
             candidates |= {"zero": torch.zeros_like(whole)}
             if step > 0:
                 candidates |= {"added": whole + self.whole[step - 1][name]}
-            verdicts[name] = verdict(gradient, **candidates)
+            verdicts[name] = matching_name(gradient, **candidates)
             if verdicts[name] == "own divided":
                 verdicts[name] = "own"
             if verdicts[name] == "other":
@@ -167,11 +167,11 @@ class Training:
         self.sums_only = True  # every all-reduce adds, or takes the mean
         self.waited_in = None  # the last phase in which the code waited for a collective
         self.waited_early = False  # and then started another one
-        before(dist, "all_reduce", self._note_operation)
+        call_before(dist, "all_reduce", self._note_operation)
         self.frozen: set[str] = set()  # frozen parameters that got a gradient
         self.waits_again = False  # the code waited for a collective of an earlier step
-        before(Pending, "wait", lambda work, *_: self._note_wait(work))
-        before(torch._C.Future, "wait", lambda future: future.done() or self._note_wait())
+        call_before(DelayedWork, "wait", lambda work, *_: self._note_wait(work))
+        call_before(torch._C.Future, "wait", lambda future: future.done() or self._note_wait())
         state, start = model.state_dict(), self.reference.states[0]
         self.starts_equal = all(torch.equal(state[name], start[name]) for name in start)
         self.gradients = []
@@ -189,7 +189,7 @@ class Training:
             named = model.named_parameters()
             graded = {name for name, parameter in named if parameter.grad is not None}
             self.frozen |= graded - set(self.reference.whole[step])
-        lesson.meet()
+        lesson.wait_for_ranks()
 
     def _note_operation(
         self, tensor: Any = None, op: Any = dist.ReduceOp.SUM, *_: Any, **__: Any
@@ -198,7 +198,7 @@ class Training:
         phase = self.lesson.current_phase
         self.waited_early = self.waited_early or phase == self.waited_in
 
-    def _note_wait(self, work: Pending | None = None) -> None:
+    def _note_wait(self, work: DelayedWork | None = None) -> None:
         step = f"step {self.reference.step}"
         in_step = work is not None and self.lesson.current_phase.startswith(step)
         again = in_step and not work.call.phase.startswith(step)
@@ -239,7 +239,7 @@ class Training:
         """Raise the `Wrong` that fits this error of the learner's code, or the error itself."""
         if isinstance(error, (NotImplementedError, Wrong)):
             raise error
-        (what, code), text = described(error, self.lesson.module), f"{error}"
+        (what, code), text = describe_error(error, self.lesson.module), f"{error}"
         if self.why:
             self.why(len(self.gradients))
         if "NoneType" in text:
@@ -370,7 +370,7 @@ def start(submission, reference, lesson):
         require(used == given, what, "own_address")
 
     given = address()
-    before(dist, "init_process_group", look)
+    call_before(dist, "init_process_group", look)
     n, device = lesson.world, submission.start()
     require(dist.is_initialized(), "start() did not initialise a process group", "not_joined")
     who = dist.get_rank(), dist.get_world_size()
@@ -571,7 +571,7 @@ def broadcast(submission, reference, lesson):
     trained = {name: tensor.requires_grad for name, tensor in tensors.items()}
     with lesson.phase("broadcast"):
         submission.broadcast_state(model)
-    lesson.meet()
+    lesson.wait_for_ranks()
     state, first = model.state_dict(), Model(seed=0).state_dict()
     late = [c for c in lesson.calls if c.name == "broadcast" and not c.returned]
     what = f"nothing waits for {len(late)} of {len(lesson.calls)} collectives"
@@ -684,7 +684,7 @@ def hooks(submission, reference, lesson):
         except (AttributeError, TypeError) as error:
             text = f"{error}"
             hint = "hook_on_gradient" if "attribute 'register" in text else "hook_called"
-            require("NoneType" not in text, described(error, submission)[0], hint)
+            require("NoneType" not in text, describe_error(error, submission)[0], hint)
             raise
 
     def why(step: int) -> None:
@@ -736,7 +736,7 @@ def buckets(submission, reference, lesson):
             made = submission.make_buckets(given, limit)
         except (IndexError, ValueError) as error:
             empty = re.search("list index out of range|non-empty list", f"{error}")
-            require(not empty, described(error, submission)[0], "list_empty")
+            require(not empty, describe_error(error, submission)[0], "list_empty")
             raise
         kept = len(given) == len(names) and all(map(operator.is_, given, names))
         require(kept, "make_buckets() changes the list of parameters", "list_changed")
