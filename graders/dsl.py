@@ -183,7 +183,7 @@ def require(condition: Any, what: str, hint: str) -> None:
 
 
 def require_equal(fact: str, found: Any, wanted: Any, hint: str) -> None:
-    """Raise `Wrong` unless the value `found` equals `wanted`, or fulfils the condition `wanted`.
+    """Raise `Wrong` unless the value `found` equals `wanted`, or meets the condition `wanted`.
 
     `fact` says in words what the value is. A condition is a callable such as `Condition`.
     """
@@ -260,9 +260,7 @@ def allclose(a: Any, b: Any, rtol: float = 1e-4, atol: float = 1e-6) -> bool:
     return torch.allclose(a.detach().double(), b.detach().double(), rtol=rtol, atol=atol)
 
 
-def matching_name(
-    found: Any, rtol: float = 1e-4, atol: float = 1e-6, **candidates: Any
-) -> str:
+def matching_name(found: Any, rtol: float = 1e-4, atol: float = 1e-6, **candidates: Any) -> str:
     """Return the name of the first candidate that `found` equals.
 
     Returns "none" if `found` is None, and "other" if it equals no candidate.

@@ -78,7 +78,7 @@ def compare_calls(group: Group, step: Step, absent: bool = True) -> None:
 def _compare_calls_of(group: Group, members: tuple[int, ...], step: Step, absent: bool) -> None:
     """Compare the collectives that these ranks called in a group of exactly these ranks.
 
-    Messages between two ranks are not compared. Without members, the group is that of all ranks.
+    Messages between two ranks are not compared. `members` is empty for the group of all ranks.
     """
     ranks = members or range(group.world)
     sequences = [
@@ -166,7 +166,7 @@ def _judge_failure(group: Group, step: Step, r: int, rank: RankReport) -> None:
     kind, text = rank.error.get("kind"), rank.error.get("text", "")
     where = f", line {rank.error['line']}" if rank.error.get("line") else ""
     what = f"{subject} failed: {kind}{where}: {text}"
-    for words, hint in sandbox.REFUSED.items():
+    for words, hint in sandbox.REFUSALS.items():
         if words in text:
             raise Wrong(what, hint)
     if rank.error["doing"] == "import" and kind != "SystemExit":

@@ -227,7 +227,7 @@ class Grading:
             if not passed:
                 return False
             done.append(world)
-            found[world] = scores.of(group)
+            found[world] = scores.group_scores(group)
         self.scores[step.number] = found[max(found)]
         self.counted_at[step.number] = max(found)
         return self.passed(step, "" if self.sizes == [1] else f" ({ranks(done)})", [])

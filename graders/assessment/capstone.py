@@ -647,7 +647,7 @@ def saving(workspace):
     what = f"after a save of step 7 complete() is {found[0]}"
     require(found == [[7]] * 2, what, "none_complete")
     yield "a finished checkpoint is listed"
-    dying = workspace.group(2, dies=True, steps=[8], die=True)
+    dying = workspace.group(2, may_die=True, steps=[8], die=True)
     killed = dying.ranks[1].status == -signal.SIGKILL
     require(killed, "save does not write by dcp.save", "no_dcp")
     facts = workspace.group(1).ranks[0].facts

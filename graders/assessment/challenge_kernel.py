@@ -94,7 +94,7 @@ print(finished.share_of_copy(load(sys.argv[2]).fast))
 def gpu(workspace):
     if not shutil.which("nvcc"):
         yield "nvcc is not on this machine: step 3 looked at nothing"
-    if not workspace.gpus:
+    if not workspace.has_gpus:
         yield "--gpu was not said: the counts are the verdict"
         return
     done = workspace.run("python", "-B", "-c", CLOCK, LAB.path.parents[2], workspace.path)

@@ -162,7 +162,7 @@ print(json.dumps([(found - true).abs().max().nan_to_num(9e9).item(), slow, fast]
 def gpu(workspace):
     if not find_spec("triton"):
         yield "triton is not on this machine: step 4 counted no kernels"
-    if not workspace.gpus:
+    if not workspace.has_gpus:
         yield "--gpu was not said: the counts are the verdict"
         return
     done = workspace.run("python", "-B", "-c", CLOCK, LAB.path.parents[2], workspace.path)

@@ -597,7 +597,7 @@ area(22, "evaluation", "no graph for what has no backward",
 @trial(23, "before and after", "the speed is there", 1)
 def speed(workspace):
     where = "CPU"
-    if workspace.gpus:
+    if workspace.has_gpus:
         done = workspace.run("python", "-B", "-c", CLOCK, ROOT, workspace.path, limit=LONG)
         what = f"all three programs together took more than {LONG:.0f} s"
         require(not done.stopped, what, "slow")
