@@ -377,7 +377,7 @@ class Supervisor:
         output, write = CONTEXT.Pipe(duplex=False)
         with host_checks.defer_signals():
             process = CONTEXT.Process(
-                target=rank.run_rank, args=(*place, send, write, arguments)
+                target=rank.run_rank, args=(*start, send, write, arguments)
             )
             process.start()
             running.processes.append(process)
@@ -482,7 +482,7 @@ class Workspace:
         watch: Callable[[dict[int, int]], None] | None = None,
         **variables: str,
     ) -> CommandResult:
-        """Run a command in the folder, and return its result after all its processes have ended.
+        """Run a command in the folder, and return its result after all of its processes end.
 
         The commands `python` and `torchrun` run with the Python that runs this function.
         `limit`: the command is stopped if one of its processes uses more processor seconds, or
