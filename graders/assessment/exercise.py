@@ -75,7 +75,7 @@ def curve_of(result: Any) -> list[list[float]]:
 
 
 def report(lesson: Lesson, curve: tuple, truth: list, **found: Any) -> None:
-    """Report the facts in `found`, the learner's curve, and the curve of the finished program."""
+    """Report the facts in `found`, the learner's curve, and that of the finished program."""
     found |= {"curve": curve_of(curve), "truth": truth, "steps": len(truth[0])}
     for name, value in found.items():
         lesson.fact(name, value)
@@ -317,7 +317,7 @@ class ToyRecorder:
         }  # fmt: skip
 
     def install(self) -> None:
-        """Install recorders for the toy, for modules, for backward passes and for optimizers."""
+        """Install recorders for the toy, modules, backward passes and optimizers."""
         reference, toy = self.reference, self.toy
         reference.run_on_toy = self.record_operators(reference.run_on_toy)
         reference.copy = self.record_copies(reference.copy)
