@@ -149,7 +149,7 @@ class Kernel:
     def explain_misread(
         name: str, address: int, found: torch.Tensor, tensor: torch.Tensor
     ) -> tuple[str, str]:
-        """Return a sentence and a hint if the kernel reads numbers that differ from the tensor."""
+        """Return a sentence and a hint for a kernel that reads wrong numbers for a tensor."""
         if name == "w" and torch.equal(found, tensor.double().flip(0)):
             return "the kernel receives the numbers of w in the reverse order", "reversed_taps"
         if address != tensor.data_ptr():
