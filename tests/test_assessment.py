@@ -129,8 +129,8 @@ def test_capstone_survives_a_killed_rank(pytestconfig) -> None:
         for number in range(times):
             with runs.workspace(step, GRADED["capstone"]) as workspace:
                 if not number:
-                    scene = {"config": capstone.RUN}
-                    undisturbed = workspace.group(2, **scene).facts("history")[0]
+                    arguments = {"config": capstone.RUN}
+                    undisturbed = workspace.group(2, **arguments).facts("history")[0]
                 chance = random.Random(number)
                 lost = capstone.kill_and_resume(workspace, undisturbed, chance)
                 print(f"{number + 1}: {lost} steps computed again", flush=True)
@@ -168,7 +168,7 @@ def test_large_configuration_loads_is_what_was_planned_and_takes_a_step(
     config = program.read_config(path, [text, *small, "train.batch=2", "train.micro=2"])
     traced = functools.partialmethod(torch.nn.Module.compile, backend="eager")
     monkeypatch.setattr(torch.nn.Module, "compile", traced)  # and no C++ made of it
-    model, rows = capstone.plain(config), program.Stream(config).next(0)
+    model, rows = capstone.whole_model(config), program.Stream(config).next(0)
     assert rows.shape == (2, 33) and ((rows[:, 1:] - rows[:, :-1]) % 256 == 1).all()
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     before = capstone.loss_of(model, rows)
