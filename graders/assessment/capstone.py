@@ -504,13 +504,12 @@ class Memory(TorchDispatchMode):
         super().__init__()
         self.used = self.peak = 0
         self.sizes: dict[int, tuple[Any, int]] = {}
-        call_before(
-            torch.UntypedStorage, "resize_", self.resized
-        )  # so FSDP frees gathered units
+        # FSDP frees a gathered unit by resizing its storage
+        call_before(torch.UntypedStorage, "resize_", self.record_resize)
 
-    def resized(self, storage: torch.UntypedStorage, size: int) -> None:
+    def record_resize(self, storage: torch.UntypedStorage, size: int) -> None:
         if storage._cdata in self.sizes:
-            self.note(storage, size)
+            self.record_size(storage, size)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if DTensor in types:
@@ -537,7 +536,10 @@ class Memory(TorchDispatchMode):
 
 
 def memory_of(config: Any) -> tuple[int, int]:
-    """Return the bytes of this rank's weights, gradients and moments, and the peak of a step."""
+    """Return the bytes of this rank's training state, and the peak memory of a step.
+
+    The training state consists of weights, gradients and moments.
+    """
     lab = LAB.finished
     with Memory() as memory:
         model, mesh = model_part(config)
@@ -859,7 +861,7 @@ def text_of(path: Path) -> str:
 def kill_and_resume(
     workspace: Workspace, undisturbed: list[list[float]], chance: random.Random, run: dict = RUN
 ) -> int:
-    """Kill a rank of a run with torchrun at a random moment, and return how many steps were lost.
+    """Kill a rank of a torchrun run at a random moment, and return the number of lost steps.
 
     A step is lost if it was complete and had to be computed again. The moment is later than the
     first checkpoint. A program that starts again without a checkpoint therefore loses too many
@@ -953,8 +955,8 @@ def _(submission, reference, lesson):
     ends = [time.process_time()]
     register_optimizer_step_post_hook(lambda *_: ends.append(time.process_time()))
     history = module.train(config, CPU, lambda line: None)
-    # The first quartile is the time of a quick step. The first steps fill DTensor's caches, some
-    # steps save a checkpoint, and others are disturbed by the machine.
+    # The first quartile is the time of a quick step. The first steps fill DTensor's caches,
+    # some steps save a checkpoint, and others are disturbed by the machine.
     steps = [b - a for a, b in itertools.pairwise(ends)]
     lesson.fact("seconds", statistics.quantiles(steps)[0] if len(steps) > 1 else 0.0)
     lesson.fact("history", history)
