@@ -1,8 +1,8 @@
 # A reader needs only two commands: `make serve` and `make test`. `make help` lists all commands.
 #
 # The first call of a command creates the environment .venv from the pinned requirements. Later calls start at once.
-# With PYTHON=python3, the commands `test`, `record` and `record-gpu` use this Python as it is, and install nothing.
-# With TORCH=2.14.1, they use this release of torch, in the separate environment .venv-2.14.1.
+# With PYTHON=python3, all commands use this Python as it is, and install nothing.
+# With TORCH=2.14.1, all commands use this release of torch, in the separate environment .venv-2.14.1.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -19,13 +19,14 @@ BASE_PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do com
 VENV := .venv$(addprefix -,$(TORCH))
 comma := ,
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
-# pip would compile all files, which doubled the time of an installation. Python compiles the quarter that it imports.
+# Without this setting, pip compiles all installed files, which doubles the time of an installation. Python compiles only
+# the files that it imports, which are a quarter of all files.
 export PIP_NO_COMPILE := 1
-# Let Python store compiled files, even if the shell forbids it. Otherwise it compiles again at each start.
+# Let Python store compiled files, even if the shell forbids it. Otherwise Python compiles them again at each start.
 unexport PYTHONDONTWRITEBYTECODE
 export NO_MKDOCS_2_WARNING := 1
-# Python finds the package worldsize in src/, even if an environment of another working tree is used. MkDocs finds the
-# plugin by the metadata of the installed package.
+# Python finds the package worldsize in src/ of this working tree, even if the environment belongs to a different working
+# tree. MkDocs finds the plugin through the metadata of the installed package.
 export PYTHONPATH := $(CURDIR)/src$(addprefix :,$(PYTHONPATH))
 
 ifeq ($(origin PYTHON),command line)
@@ -45,11 +46,11 @@ ifneq ($(shell $(VENV)/bin/python -c '' 2>/dev/null && echo starts),starts)
 endif
 endif
 
-# Two workers more than there are cores, because some tests only wait. Without pytest-xdist there are no workers.
+# Use two workers more than there are cores, because some tests only wait. Without pytest-xdist, pytest uses no workers.
 WORKERS = $(shell $(RUN) -c 'import importlib.util as u, os; print(f"-n {(os.cpu_count() or 1) + 2} --dist loadscope" if u.find_spec("xdist") else "")')
 
-# Without a folder for temporary files, pytest and MkDocs would end with a traceback. Print one sentence instead.
-define room
+# If they cannot write temporary files, pytest and MkDocs end with a traceback. Print one sentence instead.
+define require_temporary_folder
 @$(RUN) -c $$'import sys, tempfile\ntry: tempfile.gettempdir()\nexcept OSError: sys.exit("make $@ cannot write a temporary file, \
 probably because the disk is full. Free some space, or use a different folder: TMPDIR=FOLDER make $@")'
 endef
@@ -59,44 +60,44 @@ endef
 help: ## list all commands and settings
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-19s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
-	@echo 'Settings, which you write after a command (in parentheses: the commands that use them):'
-	@echo '  WHAT=snippets/02_ddp      run only these programs, pages or tests (test, mutants, update-mutants, record and others)'
-	@echo '  TORCH=2.14.1              use this release of torch, in a separate environment (test, record)'
-	@echo '  RELEASES="2.13.0 2.15.0"  use these releases of torch; the default is $(RELEASES) (test-torch-versions)'
-	@echo '  PYTHON=python3            use this Python as it is, and install nothing (test, record, record-gpu)'
-	@echo '  ARGS="-x --launcher=prefork"          pass these options to pytest (test, test-torch-versions, mutants, record)'
-	@echo '  BUDGET=540                stop after 540 seconds; the next call continues from there (record-gpu)'
-	@echo '  ARCHIVE=new.tar.gz        also write all new transcripts to this file (record-gpu)'
-	@echo '  ADDRESS=127.0.0.1:8001    show the book at this address and port (serve)'
+	@echo 'Settings. Write them after a command. The parentheses list the commands that use a setting:'
+	@echo '  WHAT=snippets/02_ddp          run only these programs, pages or tests (test, mutants, update-mutants, record and others)'
+	@echo '  TORCH=2.14.1                  use this release of torch, in a separate environment (test, record)'
+	@echo '  RELEASES="2.13.0 2.15.0"      use these releases of torch; the default is $(RELEASES) (test-torch-versions)'
+	@echo '  PYTHON=python3                use this Python as it is, and install nothing (all commands)'
+	@echo '  ARGS="-x --launcher=prefork"  pass these options to pytest (test, test-torch-versions, mutants, record)'
+	@echo '  BUDGET=540                    stop after 540 seconds; the next call continues from there (record-gpu)'
+	@echo '  ARCHIVE=new.tar.gz            also write all new transcripts to this file (record-gpu)'
+	@echo '  ADDRESS=127.0.0.1:8001        show the book at this address and port (serve)'
 
 serve: $(READ) ## show the book on localhost, and build a page again when you edit it
-	$(room)
+	$(require_temporary_folder)
 	@$(RUN) -c 'import socket, sys; host, _, port = sys.argv[1].rpartition(":"); socket.create_server((host, int(port)))' $(ADDRESS) 2>/dev/null || { \
-		echo 'make serve cannot use the address $(ADDRESS), probably because a different program uses it. Choose another port, for example: make serve ADDRESS=127.0.0.1:8001' >&2; exit 1; }
+		echo 'make serve cannot use the address $(ADDRESS), probably because a different program uses it. Choose a different port, for example: make serve ADDRESS=127.0.0.1:8001' >&2; exit 1; }
 	@echo 'When the book is built, it is at http://$(ADDRESS)/ (stop with Ctrl-C)'
 	@$(RUN) -m mkdocs serve --dev-addr $(ADDRESS) --open
 
-test: $(TEST) ## run all programs and tests, and compare their output with the book
-	$(room)
+test: $(TEST) ## run all programs and tests, and compare the output of the programs with the book
+	$(require_temporary_folder)
 	@$(RUN) -m pytest $(WORKERS) $(ARGS) $(WHAT)
 
 test-torch-versions: ## run the programs on several releases of torch, and write the results to snippets/compatibility.csv
 	@$(foreach torch,$(RELEASES),$(MAKE) test TORCH=$(torch) ARGS="--record-compatibility $(ARGS)" WHAT="$(or $(WHAT),snippets labs assessment docs)" || failed='$(torch) '"$${failed:-}"; ) \
-		test -z "$${failed:-}" || { echo "Some outputs differ from the recorded ones with torch $$failed" >&2; exit 1; }
+		test -z "$${failed:-}" || { echo "With torch $$failed some outputs differ from the recorded outputs, or a test failed for a different reason" >&2; exit 1; }
 
-mutants: $(TEST) ## change each program so that it is wrong, and list the wrong versions that still pass
-	$(room)
+mutants: $(TEST) ## change each program so that it is wrong, and list the wrong versions that the tests do not detect
+	$(require_temporary_folder)
 	@$(RUN) -m pytest --mutants all --launcher=prefork $(WORKERS) $(ARGS) $(or $(WHAT),snippets labs assessment)
 
 update-mutants: $(READ) ## adapt the lists of mutants to edited programs
 	@$(RUN) -m worldsize.tools.update_mutants $(WHAT)
 
 record: $(TEST) ## run the programs one by one, and write the transcripts whose output has changed
-	$(room)
+	$(require_temporary_folder)
 	@$(RUN) -m pytest --record --device cpu $(ARGS) $(or $(WHAT),snippets labs assessment docs)
 
 site: $(READ) ## build the web site in site/, and fail if there is a warning
-	$(room)
+	$(require_temporary_folder)
 	@$(RUN) -m mkdocs build --strict && echo 'The book is in site/index.html'
 
 ebook: site $(BOOK) ## write the book and the tracks as PDF and EPUB files, and a zip of the site, to site/book/
@@ -105,11 +106,11 @@ ebook: site $(BOOK) ## write the book and the tracks as PDF and EPUB files, and 
 compare-zensical: site $(ZENSICAL) ## also build the web site with Zensical, and compare it with site/
 	@$(RUN) -m worldsize.tools.compare_zensical site
 
-record-gpu: $(TEST) ## record the programs that show more on the GPUs of this machine (*.cuda.txt)
-	$(room)
+record-gpu: $(TEST) ## record the programs that snippets/gpu.toml lists, on the GPUs of this machine
+	$(require_temporary_folder)
 	@$(RUN) -m worldsize.tools.record_gpu $(if $(BUDGET),--budget $(BUDGET)) $(if $(ARCHIVE),--archive $(ARCHIVE)) $(WHAT)
 
-# The names of the first edition still work.
+# These are the names of the first edition, which still work.
 versions: test-torch-versions
 book: ebook
 zensical: compare-zensical
@@ -126,7 +127,7 @@ clean: ## remove the environments, the site and the caches
 
 define install
 @$(VENV)/bin/python -m pip --version >/dev/null 2>&1 || { \
-	test -n '$(BASE_PYTHON)' || { echo 'World Size needs Python 3.11, 3.12 or 3.13, but the PATH has none of them. Install one, or name it: make $(MAKECMDGOALS) BASE_PYTHON=/path/to/python3.12' >&2; exit 1; }; \
+	test -n '$(BASE_PYTHON)' || { echo 'World Size needs Python 3.11, 3.12 or 3.13, but the PATH has none of them. Install one of them, or give its path: make $(MAKECMDGOALS) BASE_PYTHON=/path/to/python3.12' >&2; exit 1; }; \
 	echo 'Creating the environment $(VENV) with $(BASE_PYTHON)'; $(BASE_PYTHON) -m venv --clear $(VENV); }
 @for found in $(VENV)/lib/python*/site-packages/*.dist-info; do test -e $$found/INSTALLER || rm -rf $$found; done
 @echo 'Installing the packages $(1)'
@@ -150,5 +151,5 @@ $(VENV)/.zensical: requirements/zensical.txt requirements/read.txt pyproject.tom
 	@touch $@ $(VENV)/.read
 
 $(VENV)/.test: requirements/test.txt requirements/book.txt requirements/read.txt pyproject.toml
-	$(call install,for the programs and tests$(comma) among them torch (only once; this can take several minutes))
+	$(call install,for the programs and tests$(comma) including torch (only once; this can take several minutes))
 	@touch $@ $(VENV)/.book $(VENV)/.read

@@ -67,7 +67,7 @@ def set_rlimits(memory: bool = True) -> None:
         limits["NPROC"] = processes.count_tasks() + 2 * PROCESSES
         if memory:
             limits["DATA"] = MEMORY + RESERVED
-        processes.end_first_without_memory()
+        processes.become_first_oom_victim()
     for name, most in limits.items():
         kind = getattr(resource, f"RLIMIT_{name}")
         old = resource.getrlimit(kind)

@@ -247,10 +247,10 @@ def end_all(
     `spare` contains the numbers of processes.
     """
     if command is not None:
-        processes.kill_session(command.pid)
+        processes.kill_process_group(command.pid)
         command.wait()
     for process in ranks:
-        processes.kill_session(process.pid)
+        processes.kill_process_group(process.pid)
         process.kill()
     for process in ranks:
         process.join()

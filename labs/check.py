@@ -26,10 +26,10 @@ os.environ["CUDA_VISIBLE_DEVICES"] = os.environ["HIP_VISIBLE_DEVICES"] = ""
 sys.dont_write_bytecode = True
 ROOT = Path(__file__).resolve().parent.parent
 sys.path += [str(ROOT), str(ROOT / "src")]
-for needed in ("graders", "src/worldsize/execution"):
-    if not (ROOT / needed).is_dir():
+for folder in ("graders", "src/worldsize/execution"):
+    if not (ROOT / folder).is_dir():
         sys.exit(
-            f"check.py needs the folder {ROOT / needed}, which does not exist. "
+            f"check.py needs the folder {ROOT / folder}, which does not exist. "
             "Use a complete copy of the repository."
         )
 GRADERS = sorted(ROOT.glob("graders/labs/lab*.py")) + sorted(
@@ -77,12 +77,13 @@ def lab_name(path: Path) -> str:
     """Return the name of the lab, or of the part of the assessment, to which a file belongs.
 
     The name of the file begins with the name of the lab, or with its number: lab02_ddp.py,
-    "lab02_ddp copy.py", lab02.py, assignment4_mine.py.
+    "lab02_ddp copy.py", lab02.py, assignment4_mine.py. End the program with a message if the
+    file cannot be graded.
     """
-    known, begins = [grader.stem for grader in GRADERS], path.name.lower()
-    names = [stem for stem in known if begins.startswith(stem)]
-    if not names and (number := re.match(r"[a-z]+\d+", begins)):
-        names = [stem for stem in known if stem.startswith(f"{number[0]}_")]
+    graders, lowercase = [grader.stem for grader in GRADERS], path.name.lower()
+    names = [stem for stem in graders if lowercase.startswith(stem)]
+    if not names and (number := re.match(r"[a-z]+\d+", lowercase)):
+        names = [stem for stem in graders if stem.startswith(f"{number[0]}_")]
     if not names:
         sys.exit(
             f"The name of the file {path.name} must begin with the name of a lab, such as "
@@ -93,55 +94,57 @@ def lab_name(path: Path) -> str:
         sys.exit(f"There is no file {path}. To write one, run: python labs/start.py {name}")
     if path.suffix.lower() != ".py":
         sys.exit(f"{path.name} is not a Python file. Rename it so that its name ends in .py.")
-    look_inside(path, name)
+    check_content(path, name)
     return name
 
 
 def defined_in(code: list[ast.stmt]) -> set[str]:
-    """Return the functions and classes of a program, without those that most programs have."""
+    """Return the names of functions and classes, without those that most programs define."""
     kinds = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
     found = {each.name for each in code if isinstance(each, kinds)}
-    return found - {"main", "start", "check", "stop_at_blank"}
+    return found - {"main", "init_distributed", "check", "stop_at_blank"}
 
 
 @functools.cache
 def defined_in_file(finished: Path) -> set[str]:
-    """Return the functions and classes of a finished lab, if the file exists."""
+    """Return the names that a finished lab defines, or an empty set if it does not exist."""
     return defined_in(ast.parse(finished.read_bytes()).body) if finished.is_file() else set()
 
 
-def look_inside(path: Path, name: str) -> None:
-    """End with a sentence if a file is empty, or if it is the file of a different lab."""
+def check_content(path: Path, name: str) -> None:
+    """End the program with a message if a file is empty, or is the file of a different lab."""
     program = path.read_bytes()
     if b"\0" in program:
         sys.exit(f"{path} is not a text file in UTF-8. Save it again in this encoding.")
     try:
         code = ast.parse(program).body
     except (SyntaxError, ValueError):
-        return  # the grading itself reports the error and its line
+        return  # later, the grader reports the error and its line
     docstrings = [
         e for e in code if isinstance(e, ast.Expr) and isinstance(e.value, ast.Constant)
     ]
     if len(docstrings) == len(code):
-        empty = "contains no code" if program.strip() else "is empty"
+        problem = "contains no code" if program.strip() else "is empty"
         sys.exit(
-            f"{path} {empty}. To get a new copy in my_labs/, delete this file and run: "
+            f"{path} {problem}. To get a new copy in my_labs/, delete this file and run: "
             f"python labs/start.py {name}"
         )
     finished = {grader.stem: ROOT / grader.relative_to(ROOT / "graders") for grader in GRADERS}
     found = defined_in(code)
-    own = defined_in_file(finished[name]) or found
-    if 2 * len(found & own) > len(own):
+    expected = defined_in_file(finished[name]) or found
+    if 2 * len(found & expected) > len(expected):
         return
     defined = {
         stem: defined_in_file(file) for stem, file in finished.items() if defined_in_file(file)
     }
-    often = Counter(each for names in defined.values() for each in names)
-    common = {
-        stem: sum(often[each] == 1 for each in found & names) for stem, names in defined.items()
+    labs_with = Counter(each for names in defined.values() for each in names)
+    # for each lab, the number of functions in the file that only this lab defines
+    unique = {
+        stem: sum(labs_with[each] == 1 for each in found & names)
+        for stem, names in defined.items()
     }
-    likely = max(common, key=lambda stem: common[stem])
-    if (common[likely] >= 3 or found == defined[likely]) and not common.get(name):
+    likely = max(unique, key=lambda stem: unique[stem])
+    if (unique[likely] >= 3 or found == defined[likely]) and not unique.get(name):
         sys.exit(
             f"{path} contains functions of {likely}, and no function of {name}. Rename the "
             f"file so that its name begins with {likely}."
@@ -149,7 +152,7 @@ def look_inside(path: Path, name: str) -> None:
 
 
 if __name__ == "__main__":
-    # --help, a wrong option or a wrong file ends the program before the slow import of torch
+    # check arguments and files now, so that a mistake ends the program before torch is imported
     for file in parser().parse_args().files:
         lab_name(file)
 
@@ -164,7 +167,7 @@ INDENT = " " * 8
 
 
 def show(label: str, text: str) -> None:
-    """Print a paragraph behind a label, wrapped."""
+    """Print a label and a paragraph, with line breaks."""
     print(
         textwrap.fill(
             text, 92, initial_indent=f"{INDENT}{label:7}", subsequent_indent=INDENT + " " * 7,
@@ -182,24 +185,25 @@ def ranks(world_sizes: list[int]) -> str:
 
 
 class Grading:
-    """One file, graded step by step."""
+    """The grading of one file, and its results."""
 
     def __init__(
         self, path: Path, lab: Lab, supervisor: Supervisor, options: argparse.Namespace
     ):
         self.path, self.lab, self.supervisor = path.resolve(), lab, supervisor
-        self.program = self.path.read_bytes()  # as it is graded, for the report
+        self.program = self.path.read_bytes()  # for the report: the code that was graded
         self.output, self.more = options.output, options.more
         self.sizes = sorted({world for step in lab.steps for world in step.world_sizes})
-        self.scores: dict[int, dict[str, float]] = {}  # of the steps that passed
-        self.counted_at: dict[int, int] = {}  # the number of ranks of these scores
+        self.scores: dict[int, dict[str, float]] = {}  # by step
+        self.counted_at: dict[int, int] = {}  # by step: the number of ranks of its scores
         self.right = False  # all requested steps passed
-        self.schedule: list[list[str]] = []  # of the largest group that has one
+        self.schedule: list[list[str]] = []  # of the largest group with a pipeline
 
     def grade(self, step: Step) -> bool:
-        """Run one step at all its world sizes, up to the first failure; True if it passed.
+        """Run a step at each of its world sizes until one fails. Return whether all passed.
 
-        A trial starts its own groups. For a lab with only one process, no ranks are printed.
+        A trial starts its own groups. If all steps of a lab use one process, the numbers of
+        ranks are not printed.
         """
         if isinstance(step, IntegrationStep):
             with self.supervisor.workspace(step, self.path) as workspace:
@@ -209,15 +213,15 @@ class Grading:
                     for line in workspace.last_lines():
                         print(f"{INDENT}it printed: {line}")
                 self.scores[step.number] = workspace.scores
-            return passed is True and self.passed(step, "", right)
-        done: list[int] = []
-        found: dict[int, dict[str, float]] = {}
+            return passed is True and self.print_passed(step, "", right)
+        passed_at: list[int] = []  # world sizes
+        scores_at: dict[int, dict[str, float]] = {}  # by world size
         for world in step.world_sizes:
             group = self.supervisor.run(step, self.path, world)
             schedule = scores.schedule_of(group)
             if len(schedule) > len(self.schedule):
                 self.schedule = schedule
-            right = [f"all checks pass at {ranks(done)}"] if done else []
+            right = [f"all checks pass at {ranks(passed_at)}"] if passed_at else []
             at = "" if self.sizes == [1] else f"at {ranks([world])}, "
             passed = self.judge(step, verdict.judge(group, step), right, at)
             if passed is False and self.output:
@@ -226,14 +230,18 @@ class Grading:
                         print(f"{INDENT}rank {number} printed: {line}")
             if not passed:
                 return False
-            done.append(world)
-            found[world] = scores.group_scores(group)
-        self.scores[step.number] = found[max(found)]
-        self.counted_at[step.number] = max(found)
-        return self.passed(step, "" if self.sizes == [1] else f" ({ranks(done)})", [])
+            passed_at.append(world)
+            scores_at[world] = scores.group_scores(group)
+        self.scores[step.number] = scores_at[max(scores_at)]
+        self.counted_at[step.number] = max(scores_at)
+        at = "" if self.sizes == [1] else f" ({ranks(passed_at)})"
+        return self.print_passed(step, at, [])
 
     def judge(self, step: Step, judge: Judge | None, right: list[str], at: str) -> bool | None:
-        """Print what is wrong and return False; None for a blank, True if all is right."""
+        """Print the mistake or the blank of a step. Return True if the step is right.
+
+        Return False for a mistake, and None for a blank. `right` gets the correct results.
+        """
         try:
             for text in judge or ():
                 right.append(text)
@@ -252,8 +260,8 @@ class Grading:
             return False
         return True
 
-    def passed(self, step: Step, at: str, right: list[str]) -> bool:
-        """Print that a step passed, and what was right."""
+    def print_passed(self, step: Step, at: str, right: list[str]) -> bool:
+        """Print that a step passed, and its correct results. Return True."""
         print(f"step {step.number}  passed  {step.title}{at}")
         for text in [*right, step.proves]:
             show("right:", text)
@@ -263,14 +271,14 @@ class Grading:
 def grade_file(
     path: Path, name: str, options: argparse.Namespace, rendezvous: RendezvousServer
 ) -> Grading:
-    """Grade all steps of a file of this lab, or one step and the steps that it needs."""
-    chosen = options.step
+    """Grade all steps of a file, or one step and the steps that it needs."""
+    only_step = options.step
     lab = lab_of(name)
-    if chosen is not None and chosen not in [step.number for step in lab.steps]:
+    if only_step is not None and only_step not in [step.number for step in lab.steps]:
         sys.exit(
-            f"There is no step {chosen} in {name}. Choose a step from 1 to {len(lab.steps)}."
+            f"There is no step {only_step} in {name}. Choose a step from 1 to {len(lab.steps)}."
         )
-    chosen_steps = [step for step in lab.steps if chosen in (None, step.number)]
+    chosen_steps = [step for step in lab.steps if only_step in (None, step.number)]
     wanted = {step.number for step in chosen_steps} | {
         n for step in chosen_steps for n in step.needs
     }
@@ -291,10 +299,10 @@ def grade_file(
     print(f"{len(passed)} of {len(wanted)} steps pass")
     grading.scores = {n: found for n, found in grading.scores.items() if found and n in passed}
     for number, found in grading.scores.items():
-        said = ", ".join(f"{name} {value:,}" for name, value in found.items())
-        group = grading.counted_at.get(number, 1)
-        at = "" if group == 1 else f" ({ranks([group])})"
-        print(f"score   step {number}  {said}{at}")
+        values = ", ".join(f"{name} {value:,}" for name, value in found.items())
+        world = grading.counted_at.get(number, 1)
+        at = "" if world == 1 else f" ({ranks([world])})"
+        print(f"score   step {number}  {values}{at}")
     sys.stdout.flush()
     grading.right = passed == wanted
     return grading
@@ -330,7 +338,7 @@ def write(path: Path, text: str) -> None:
 def main() -> None:
     options = parser().parse_args()
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="replace")  # a terminal may not have every character
+        stream.reconfigure(errors="replace")  # some terminals cannot print all characters
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     names = [lab_name(path) for path in options.files]
     for path in filter(None, (options.report, options.draw)):
@@ -361,26 +369,26 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit("Grading was interrupted.")
     except OSError as error:
-        if not host_checks.is_full(error):
+        if not host_checks.is_disk_full(error):
             raise
         sys.exit(
-            f"{host_checks.FULL}: check.py cannot write its temporary files. Free some space, "
-            "or set the environment variable TMPDIR to a different folder."
+            f"{host_checks.DISK_FULL}: check.py cannot write its temporary files. Free some "
+            "space, or set the environment variable TMPDIR to a different folder."
         )
     right = all(graded.right for graded in results)
     scored = [graded for graded in results if graded.scores]
-    why = []
+    reasons = []  # why a file was not written
     if options.draw and results[0].schedule:
         write(options.draw, scores.draw(results[0].schedule))
     elif options.draw:
-        why.append(
+        reasons.append(
             "No schedule was drawn: no step has run a pipeline. Only step 7 of lab 10 and "
             "step 6 of the capstone run one."
         )
     if options.report and right and scored:
         write(options.report, report(scored))
     elif options.report:
-        why.append(
+        reasons.append(
             "No report was written: "
             + (
                 "these programs have no scores."
@@ -388,7 +396,7 @@ def main() -> None:
                 else "a report needs all steps to pass."
             )
         )
-    sys.exit("\n".join(why) or not right)
+    sys.exit("\n".join(reasons) or not right)
 
 
 if __name__ == "__main__":

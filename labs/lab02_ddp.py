@@ -13,7 +13,7 @@
 #
 # | step | what you write |
 # |---|---|
-# | 1 | `start` joins the process group and chooses the device of this rank. |
+# | 1 | `init_distributed` joins the process group and chooses the device of this rank. |
 # | 2 | `shard` gives each rank its own samples. |
 # | 3 | `broadcast_state` copies the model of rank 0 to all ranks. |
 # | 4 | `average_gradients` averages the gradients after the backward pass. |
@@ -234,14 +234,14 @@ if __name__ == "__main__":
 # | `LOCAL_WORLD_SIZE` | the number of processes on this machine |
 # | `MASTER_ADDR`, `MASTER_PORT` | the address at which the processes find each other |
 #
-# **What to do.** Write `start`. The function `dist.init_process_group` reads all of these
-# variables except the two local ones. You need the local ones to choose the GPU. On a machine
-# with eight GPUs, the GPUs have the numbers 0 to 7. Rank 11 then runs on the second machine and
-# must use GPU 3, because its *local* rank is 3. If two ranks use the same GPU, NCCL raises an
-# error. (NCCL is the library that runs collectives between NVIDIA GPUs.) If a machine has fewer
-# accelerators than processes, use the CPU and gloo, which is the library for collectives
-# between CPUs. A process also has a **current device**, which is GPU 0 at the start. Some
-# collectives use it, so make the GPU of this rank the current device.
+# **What to do.** Write `init_distributed`. The function `dist.init_process_group` reads all of
+# these variables except the two local ones. You need the local ones to choose the GPU. On a
+# machine with eight GPUs, the GPUs have the numbers 0 to 7. Rank 11 then runs on the second
+# machine and must use GPU 3, because its *local* rank is 3. If two ranks use the same GPU, NCCL
+# raises an error. (NCCL is the library that runs collectives between NVIDIA GPUs.) If a machine
+# has fewer accelerators than processes, use the CPU and gloo, which is the library for
+# collectives between CPUs. A process also has a **current device**, which is GPU 0 at the
+# start. Some collectives use it, so make the GPU of this rank the current device.
 #
 # **Check.** The lab adds up the ranks of all processes with an all-reduce. The sum must be
 # $N(N-1)/2$. `check.py` also pretends that your function runs on a machine with GPUs, and it
@@ -249,7 +249,7 @@ if __name__ == "__main__":
 
 
 # %%
-def start() -> torch.device:
+def init_distributed() -> torch.device:
     """Join the process group that torchrun describes, and return the device of this rank."""
     # >>> solution 1: join the process group, and return the accelerator of this rank or the CPU
     # hint: torch.accelerator has is_available(), device_count() and current_accelerator().
@@ -270,7 +270,7 @@ def start() -> torch.device:
 
 # %%
 if __name__ == "__main__":
-    device = start()
+    device = init_distributed()
     rank, world = dist.get_rank(), dist.get_world_size()
 
     ranks = torch.tensor(float(rank), device=device)

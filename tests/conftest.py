@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING
 
 import processes
 import pytest
-from processes import HANG, as_in_a_terminal
+from processes import HANG, use_default_signals
 
-from worldsize.model.fingerprint import contents
+from worldsize.model.fingerprint import file_hashes
 from worldsize.testing.plugin import SESSION, inputs_of, skip_unchanged
 
 if TYPE_CHECKING:
@@ -228,7 +228,7 @@ def as_served(item: pytest.Item, names: list[str]) -> str:
         line.removeprefix(f"{site}")
         for name in names
         if name[0] == "/"
-        for line in contents(site / name[1:])
+        for line in file_hashes(site / name[1:])
     ]
     digest = item.config.stash[SESSION].passed.digest(item.nodeid, *texts, *sorted(files))
     return "\n".join([digest, *names])
@@ -313,7 +313,7 @@ class Book:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            preexec_fn=as_in_a_terminal,
+            preexec_fn=use_default_signals,
         )
 
     def pytest(self, *arguments: str, warm: bool = False) -> Report:

@@ -19,7 +19,7 @@ from pathlib import Path
 from subprocess import Popen
 from typing import TYPE_CHECKING
 
-from worldsize.execution.runner import as_in_a_terminal
+from worldsize.execution.runner import use_default_signals
 
 if TYPE_CHECKING:
     from worldsize.execution.prefork import Launcher
@@ -120,5 +120,5 @@ def start(words: list[str], cwd: str | Path, env: dict[str, str]) -> Popen | For
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=as_in_a_terminal,
+        preexec_fn=use_default_signals,
     )

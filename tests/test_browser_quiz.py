@@ -30,7 +30,7 @@ def context(browser: Browser) -> Iterator[BrowserContext]:
     context.close()
 
 
-def opened(context: BrowserContext, site_url: str) -> Page:
+def open_quiz(context: BrowserContext, site_url: str) -> Page:
     page = context.new_page()
     page.failed = []
     page.on("pageerror", lambda error: page.failed.append(str(error)))
@@ -75,17 +75,17 @@ def row(page: Page, start: str) -> list[str]:
     return cells[1:]
 
 
-def tab_to(page: Page, wanted: str) -> None:
+def tab_to(page: Page, selector: str) -> None:
     """Press Tab until the focus is on the element of this selector."""
     for _ in range(400):
-        if page.evaluate(f"document.activeElement.matches({json.dumps(wanted)})"):
+        if page.evaluate(f"document.activeElement.matches({json.dumps(selector)})"):
             return
         page.keyboard.press("Tab")
-    raise AssertionError(f"pressing Tab does not reach {wanted}")
+    raise AssertionError(f"pressing Tab does not reach {selector}")
 
 
 def test_the_quiz_works_by_keyboard(context: BrowserContext, site_url: str) -> None:
-    page = opened(context, site_url)
+    page = open_quiz(context, site_url)
     press = page.keyboard.press
     press("Tab")
     assert page.evaluate("document.activeElement.textContent").strip() == "Skip to content"
@@ -142,7 +142,7 @@ def test_the_quiz_works_by_keyboard(context: BrowserContext, site_url: str) -> N
 
 
 def test_wrong_answers_get_an_explanation(context: BrowserContext, site_url: str) -> None:
-    page = opened(context, site_url)
+    page = open_quiz(context, site_url)
     assert check(page, "ring") == "Give a number first."
     assert check(page, "wider") == "Choose an answer first."
     assert read_storage(page) == {}
@@ -159,8 +159,8 @@ def test_wrong_answers_get_an_explanation(context: BrowserContext, site_url: str
         feedback = check(page, "utilisation")
         assert feedback.startswith("✓" if option.right else "✗")
         assert option.feedback[:30] in feedback
-        mine = box(page, "utilisation").locator(".quiz-why li:has(.quiz-mark)")
-        assert mine.count() == 1 and option.feedback[:20] in mine.inner_text()
+        chosen = box(page, "utilisation").locator(".quiz-why li:has(.quiz-mark)")
+        assert chosen.count() == 1 and option.feedback[:20] in chosen.inner_text()
 
     page.check("#divergence-option-1")
     page.check("#divergence-option-2")
@@ -210,7 +210,7 @@ NUMBERS = {  # the text of an answer, and whether it is right; None is not an an
 def test_numbers_are_accepted_with_different_units(
     context: BrowserContext, site_url: str
 ) -> None:
-    page = opened(context, site_url)
+    page = open_quiz(context, site_url)
     for name, cases in NUMBERS.items():
         for text, right in cases.items():
             feedback = answer(page, name, text)
@@ -222,7 +222,7 @@ def test_numbers_are_accepted_with_different_units(
 
 
 def test_checked_answers_are_stored(context: BrowserContext, site_url: str) -> None:
-    page = opened(context, site_url)
+    page = open_quiz(context, site_url)
     answer(page, "ring", "24 MiB")
     page.check("#syncs-option-2")
     check(page, "syncs")
@@ -241,7 +241,7 @@ def test_checked_answers_are_stored(context: BrowserContext, site_url: str) -> N
     assert shown[2].split("\n")[-1] in box(page, "graph").locator("li").nth(1).inner_text()
     assert row(page, "all") == [ALL, "0", "0"]
 
-    other = opened(context, site_url)
+    other = open_quiz(context, site_url)
     answer(other, "ring", "21 MiB")  # an answer in a second tab appears in the first one
     page.wait_for_function("document.querySelector('#ring-number').value === '21 MiB'")
     assert verdict(page, "ring").startswith("✓") and row(page, "all") == [ALL, "1", "0"]
@@ -290,7 +290,7 @@ UNREADABLE = {
 
 
 def test_invalid_stored_data_breaks_nothing(context: BrowserContext, site_url: str) -> None:
-    page = opened(context, site_url)
+    page = open_quiz(context, site_url)
     for stored in ["{", "[1]", json.dumps(UNREADABLE)]:
         page.evaluate("value => localStorage.setItem(...value)", [KEY, stored])
         page.reload()
@@ -308,7 +308,7 @@ def test_a_window_without_storage_works(context: BrowserContext, site_url: str) 
         "Object.defineProperty(window, 'localStorage',"
         " { get() { throw new DOMException('denied', 'SecurityError') } })"
     )
-    page = opened(context, site_url)
+    page = open_quiz(context, site_url)
     answer(page, "ring", "21")
     assert answer(page, "state", "35").startswith("✗")
     assert row(page, "all") == [ALL, "1", "1"]
@@ -344,7 +344,7 @@ def test_the_quiz_is_readable_without_javascript(browser: Browser, site_url: str
 
 def test_the_quiz_fits_a_phone_and_has_enough_contrast(browser: Browser, site_url: str) -> None:
     context = browser.new_context(viewport={"width": 390, "height": 844})
-    page = opened(context, site_url)
+    page = open_quiz(context, site_url)
     for name, question in QUESTIONS.items():
         if question.kind == "number":
             page.fill(f"#{name}-number", "3")
@@ -377,15 +377,15 @@ def test_the_quiz_fits_a_phone_and_has_enough_contrast(browser: Browser, site_ur
     assert groups == [[True, True]] * len(QUESTIONS)
     ids = page.evaluate("[...document.querySelectorAll('[id]')].map(x => x.id)")
     assert len(set(ids)) == len(ids)
-    papers = set()
+    backgrounds = set()
     for scheme in ("light", "dark"):
         page.emulate_media(color_scheme=scheme)
         name = {"light": "default", "dark": "slate"}[scheme]
         page.wait_for_selector(f"body[data-md-color-scheme={name}]")
-        papers.add(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+        backgrounds.add(page.evaluate("getComputedStyle(document.body).backgroundColor"))
         faint = page.evaluate(CONTRAST)
         assert not faint, scheme
-    assert len(papers) == 2
+    assert len(backgrounds) == 2
     context.close()
 
 
@@ -409,9 +409,9 @@ CONTRAST = """() => {
       (under, [r, g, b, a]) => [r, g, b].map((x, i) => a * x + (1 - a) * under[i]), [255, 255, 255])
   }
   const faint = []
-  const wanted = ".quiz-sign, .quiz-verdict, .quiz-hint, .quiz-form label, .quiz-form input, " +
+  const selector = ".quiz-sign, .quiz-verdict, .quiz-hint, .quiz-form label, .quiz-form input, " +
     ".quiz-step, .quiz-mark, .quiz-moves button:not([aria-disabled=true]), .quiz-form .md-button"
-  for (const node of document.querySelectorAll(wanted)) {
+  for (const node of document.querySelectorAll(selector)) {
     if (!node.textContent.trim()) continue
     const ink = light(rgb(getComputedStyle(node).color).slice(0, 3)), under = light(paper(node))
     const ratio = (Math.max(ink, under) + 0.05) / (Math.min(ink, under) + 0.05)

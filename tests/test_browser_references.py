@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parent.parent
 INPUTS = SITE
 ENTRIES = references.load((ROOT / references.FILE).read_text("utf-8")).entries
-SHOWN = "a.reference:visible"
+VISIBLE_ENTRIES = "a.reference:visible"
 
 
-def fitting(**wanted: str) -> int:
+def count_entries(**properties: str) -> int:
     """Return the number of entries with these properties."""
     return sum(
         all(
             value in [entry.topic, *entry.also]
             if name == "topic"
             else getattr(entry, name) == value
-            for name, value in wanted.items()
+            for name, value in properties.items()
         )
         for entry in ENTRIES
     )
@@ -38,46 +38,50 @@ def fitting(**wanted: str) -> int:
 @pytest.fixture
 def page(browser: Browser, site_url: str) -> Iterator[Page]:
     page = browser.new_page(viewport={"width": 1440, "height": 900})
-    failed: list[str] = []
-    page.on("console", lambda message: failed.append(message.text))
-    page.on("pageerror", lambda error: failed.append(str(error)))
+    errors: list[str] = []
+    page.on("console", lambda message: errors.append(message.text))
+    page.on("pageerror", lambda error: errors.append(str(error)))
     page.goto(f"{site_url}11_references/", wait_until="load")
     page.wait_for_selector(".reference-filter form")
     yield page
     page.close()
-    assert not failed
+    assert not errors
 
 
 def test_the_filter_works_by_keyboard(page: Page) -> None:
-    assert page.locator(SHOWN).count() == len(ENTRIES)
+    assert page.locator(VISIBLE_ENTRIES).count() == len(ENTRIES)
     page.locator("#references-topic").focus()
     page.keyboard.type("ZeRO")  # a native list selects the option with these first letters
-    assert page.locator(SHOWN).count() == fitting(topic="zero")
+    assert page.locator(VISIBLE_ENTRIES).count() == count_entries(topic="zero")
     page.keyboard.press("Tab")
     page.keyboard.type("must")
-    left = fitting(topic="zero", priority="must")
-    assert page.locator(SHOWN).count() == left
-    assert f"{left} of {len(ENTRIES)}" in page.locator(".reference-filter output").inner_text()
+    matching = count_entries(topic="zero", priority="must")
+    assert page.locator(VISIBLE_ENTRIES).count() == matching
+    assert (
+        f"{matching} of {len(ENTRIES)}" in page.locator(".reference-filter output").inner_text()
+    )
     assert page.locator("#quantization").is_hidden()  # the heading of a topic without entries
     page.keyboard.press("Tab")
     page.keyboard.type("paper")
-    assert page.locator(SHOWN).count() == fitting(topic="zero", priority="must", kind="paper")
+    assert page.locator(VISIBLE_ENTRIES).count() == count_entries(
+        topic="zero", priority="must", kind="paper"
+    )
     page.keyboard.press("Tab")
     page.keyboard.type("no such word")
-    assert page.locator(SHOWN).count() == 0
+    assert page.locator(VISIBLE_ENTRIES).count() == 0
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.textContent") == "Show all"
     page.keyboard.press("Enter")
     page.wait_for_function(
         f"document.querySelector('output').textContent == 'all {len(ENTRIES)} entries'"
     )
-    assert page.locator(SHOWN).count() == len(ENTRIES)
+    assert page.locator(VISIBLE_ENTRIES).count() == len(ENTRIES)
     assert page.locator("#quantization").is_visible()
 
 
 def test_the_filter_finds_an_entry_by_a_word(page: Page) -> None:
     page.locator("#references-word").fill("pipedream")
-    titles = page.locator(SHOWN).all_inner_texts()
+    titles = page.locator(VISIBLE_ENTRIES).all_inner_texts()
     assert any("PipeDream" in title for title in titles) and len(titles) < 8
     page.keyboard.press("Enter")  # this must not send a form
     assert "?" not in page.url
@@ -88,7 +92,7 @@ def test_a_link_to_a_hidden_entry_makes_it_visible(page: Page) -> None:
     assert page.locator("#zero").is_hidden()
     page.evaluate("location.hash = 'zero'")
     page.locator("#zero").wait_for(state="visible")
-    assert page.locator(SHOWN).count() == len(ENTRIES)
+    assert page.locator(VISIBLE_ENTRIES).count() == len(ENTRIES)
 
 
 def test_controls_have_a_name_and_a_sufficient_size(page: Page) -> None:
@@ -112,7 +116,7 @@ def test_the_filter_appears_once_after_going_back(page: Page, site_url: str) -> 
     page.wait_for_selector(".reference-filter form")
     assert page.locator(".reference-filter form").count() == 1
     page.locator("#references-kind").select_option("video")
-    assert page.locator(SHOWN).count() == fitting(kind="video")
+    assert page.locator(VISIBLE_ENTRIES).count() == count_entries(kind="video")
 
 
 @pytest.mark.parametrize("scripts", [True, False])
@@ -125,7 +129,7 @@ def test_the_list_is_usable_without_javascript_and_on_a_phone(
         page.wait_for_selector(".reference-filter form")
     for scheme in ("light", "dark"):
         page.emulate_media(color_scheme=scheme)
-        assert page.locator(SHOWN).count() == len(ENTRIES)
+        assert page.locator(VISIBLE_ENTRIES).count() == len(ENTRIES)
         if not scripts:
             assert page.locator(".reference-filter").inner_html() == ""
         assert page.evaluate("document.documentElement.scrollWidth") <= 390

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 INPUTS = [*SITE, "tests/pasted.toml", "tests/descriptions.toml"]
 TEXT = "search/text.json"  # the browser fetches it, compressed, at the first search
 MAX_BYTES, MAX_COMPRESSED_BYTES = 4_200_000, 1_380_000
-FOUND = ".md-search-result__item"
+RESULT = ".md-search-result__item"
 
 # Messages with numbers, names and paths that do not occur in the book.
 MESSAGES = """
@@ -90,12 +90,12 @@ setup/#use_libuv-was-requested-but-pytorch-was-built-without-libuv-support
 setup/#found-no-nvidia-driver-on-your-system
     RuntimeError: Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU and installed a driver from http://www.nvidia.com/Download/index.aspx
 """
-OTHERS = list(zip(*[iter(MESSAGES.strip().splitlines())] * 2, strict=True))
-# Messages from public threads, each with its thread. A search box replaces line ends by spaces.
+OWN_MESSAGES = list(zip(*[iter(MESSAGES.strip().splitlines())] * 2, strict=True))
+# Messages from public threads. A search box replaces line ends by spaces.
 THREADS = tomllib.loads(Path(__file__).with_name("pasted.toml").read_text("utf-8"))["message"]
-PASTED = [(each["section"], " ".join(each["text"].split())) for each in THREADS]
-# Descriptions that a reader enters who has no error message.
-DESCRIBED = [
+THREAD_MESSAGES = [(each["section"], " ".join(each["text"].split())) for each in THREADS]
+# Descriptions that a reader without an error message enters.
+DESCRIPTIONS = [
     (each["section"], each["text"])
     for each in tomllib.loads(Path(__file__).with_name("descriptions.toml").read_text("utf-8"))[
         "description"
@@ -128,7 +128,7 @@ W0311 08:41:09.120000 41207 site-packages/torch/distributed/elastic/multiprocess
 
 
 def in_a_log(message: str) -> str:
-    """Return the message in a log with a traceback, warnings and rank prefixes."""
+    """Return a log with rank prefixes that contains a traceback, the message and warnings."""
     lines = (TRACEBACK + message.strip("\n") + WARNINGS).splitlines()
     return " ".join(" ".join(f"[rank3]: {line}" for line in lines).split())
 
@@ -142,12 +142,12 @@ def test_the_search_index_is_small(built_site) -> None:
 
 
 def search(page: Page, question: str) -> float:
-    """Paste into the search box; return the seconds until the first result was shown."""
+    """Paste a text into the search box; return the seconds until a result is visible."""
     page.fill("[data-md-component=search-query]", "")
-    page.wait_for_function(f"!document.querySelector('{FOUND}')")
+    page.wait_for_function(f"!document.querySelector('{RESULT}')")
     start = time.perf_counter()
     page.fill("[data-md-component=search-query]", question)
-    page.wait_for_selector(FOUND)
+    page.wait_for_selector(RESULT)
     return time.perf_counter() - start
 
 
@@ -156,11 +156,11 @@ def test_a_message_or_a_description_finds_its_section(browser: Browser, site_url
     page = browser.new_page()
     page.goto(f"{site_url}404.html")
     questions = [
-        *OTHERS,
-        *PASTED,
-        *((section, message + FRAMES) for section, message in PASTED),
+        *OWN_MESSAGES,
+        *THREAD_MESSAGES,
+        *((section, message + FRAMES) for section, message in THREAD_MESSAGES),
         *((each["section"], in_a_log(each["text"])) for each in THREADS),
-        *DESCRIBED,
+        *DESCRIPTIONS,
     ]
     answers = page.evaluate(
         """async questions => {
@@ -182,31 +182,32 @@ def test_a_message_or_a_description_finds_its_section(browser: Browser, site_url
         if section not in found or not found[0]
     ]
     assert not faults, "\n".join(faults)
-    assert len({each["found"] for each in THREADS}) >= 40
-    assert len(DESCRIBED) >= 100
+    assert all(each["found"].startswith("https://") for each in THREADS)
     page.close()
 
 
-def test_a_pasted_message_is_searched_once_and_marked(browser: Browser, site_url: str) -> None:
+def test_a_pasted_message_is_found_and_the_index_is_fetched_once(
+    browser: Browser, site_url: str
+) -> None:
     page = browser.new_page(viewport={"width": 1440, "height": 900})
-    fetched = []
-    page.on("request", lambda request: fetched.append(request.url.removeprefix(site_url)))
+    requested = []
+    page.on("request", lambda request: requested.append(request.url.removeprefix(site_url)))
     open_complete(page, f"{site_url}setup/")
-    assert TEXT not in fetched  # the index is not fetched before the first search
-    took = []
-    for section, message in PASTED[:3]:
-        took.append(search(page, message))
+    assert TEXT not in requested  # the index is not fetched before the first search
+    seconds = []
+    for section, message in THREAD_MESSAGES[:3]:
+        seconds.append(search(page, message))
         shown = (
-            page.locator(FOUND)
+            page.locator(RESULT)
             .first.locator("a:visible")
             .evaluate_all(
                 "links => links.map(({ pathname, hash }) => pathname.slice(1) + hash)"
             )
         )
         assert section in shown, (message, shown)
-    print(f"first result: {took[0]:.2f} s, then at most {max(took[1:]):.2f} s")
-    assert [url for url in fetched if url.startswith("search/")].count(TEXT) == 1
-    assert not [url for url in fetched if "workers/search" in url]
+    print(f"first result: {seconds[0]:.2f} s, then at most {max(seconds[1:]):.2f} s")
+    assert [url for url in requested if url.startswith("search/")].count(TEXT) == 1
+    assert not [url for url in requested if "workers/search" in url]
     page.close()
 
 
@@ -215,8 +216,8 @@ def test_search_works_by_keyboard(browser: Browser, site_url: str) -> None:
     open_complete(page, site_url)
     page.keyboard.press("/")
     page.keyboard.type("unused parameters")
-    page.locator(f"{FOUND} mark", has_text=re.compile("^parameters$")).first.wait_for()  # last
-    assert "<" not in page.locator(f"{FOUND} article").first.inner_text()
+    page.locator(f"{RESULT} mark", has_text=re.compile("^parameters$")).first.wait_for()  # last
+    assert "<" not in page.locator(f"{RESULT} article").first.inner_text()
     page.keyboard.press("ArrowDown")
     page.keyboard.press("Enter")
     page.wait_for_url("**/02_ddp*/**")

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from processes import HANG, as_in_a_terminal, end, left_behind, processes_with, start, until
+from processes import HANG, end, left_behind, processes_with, start, until, use_default_signals
 
 from worldsize.execution.requirements import command_failure
 
@@ -69,19 +69,19 @@ class Machine:
         self.before = self.traces()
 
     def environment(self) -> dict[str, str]:
-        kept = {key: os.environ[key] for key in ("PATH", "HOME") if key in os.environ}
+        common = {key: os.environ[key] for key in ("PATH", "HOME") if key in os.environ}
         local = {"CLUSTER_ON_LOCALHOST": "1"} if self.kind == "localhost" else {}
-        return kept | local | {"CLUSTER_TEST": self.tag, "TMPDIR": str(self.folder / "tmp")}
+        return common | local | {"CLUSTER_TEST": self.tag, "TMPDIR": str(self.folder / "tmp")}
 
     def start(self, *words: str | Path) -> subprocess.Popen:
         return subprocess.Popen(
             [sys.executable, *map(str, words)], cwd=self.folder, env=self.environment(),
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            preexec_fn=as_in_a_terminal,
+            preexec_fn=use_default_signals,
         )  # fmt: skip
 
     def run(self, *words: str | Path, fork: bool = False) -> subprocess.CompletedProcess:
-        """Run a command in a new interpreter, or in a fork if it imports torch many times."""
+        """Run a command in a new interpreter, or with `processes.start` if `fork` is true."""
         python = ["python", *map(str, words)]
         env = self.environment()
         process = start(python, self.folder, env) if fork else self.start(*words)
@@ -89,22 +89,23 @@ class Machine:
         return subprocess.CompletedProcess(words, process.returncode, out, err)
 
     def is_running(self, pattern: str) -> bool:
-        """Return whether a matching command runs in any namespace."""
+        """Return whether a command that matches this pattern runs in any namespace."""
         return any(re.match(pattern, command) for command in processes_with(self.tag).values())
 
     def traces(self) -> tuple[list[str], list[str], list[str]]:
         """Return the interfaces, mounts and files that a cluster could leave behind."""
         mounts = Path("/proc/self/mounts").read_text().splitlines()
-        ours = [line for line in mounts if line.startswith("cluster ")]
+        of_clusters = [line for line in mounts if line.startswith("cluster ")]
         links = sorted(os.listdir("/sys/class/net"))
-        named = Path("/run/netns")
-        links += sorted(path.name for path in named.iterdir()) if named.exists() else []
-        return links, ours, sorted(os.listdir(self.folder / "tmp"))
+        namespaces = Path("/run/netns")
+        if namespaces.exists():
+            links += sorted(path.name for path in namespaces.iterdir())
+        return links, of_clusters, sorted(os.listdir(self.folder / "tmp"))
 
     def assert_nothing_left(self) -> None:
-        left = left_behind(self.tag)
+        running = left_behind(self.tag)
         end(self.tag)
-        assert left == []
+        assert running == []
         assert self.traces() == self.before
 
 
@@ -156,7 +157,7 @@ STATUS = {"SIGINT": 130, "SIGTERM": 143, "SIGHUP": 129, "SIGKILL": -9}
 def test_a_signal_at_any_moment_leaves_nothing(
     machine: Machine, name: str, pytestconfig: pytest.Config
 ) -> None:
-    """The moments lie between the start of Python and nodes that have worked for a while."""
+    """The first moments are in the start of Python, and at the last one all nodes run."""
     moments = [0.3, 1.2]
     if times := pytestconfig.getoption("--times"):
         moments = [1.5 * (k + 1) / times for k in range(times)]
@@ -254,9 +255,8 @@ def test_two_clusters_at_once_have_separate_links(isolated_machine: Machine) -> 
         assert process.returncode == 0, err
         received, seconds, sent = out.split()
         assert received == word
-        assert (
-            float(seconds) > 0.5 * 1e6 * 8 / 20e6
-        )  # a busy machine is slower, but never faster
+        # a busy machine is slower, but never faster
+        assert float(seconds) > 0.5 * 1e6 * 8 / 20e6
         assert 1.0e6 < int(sent) < 1.2e6
 
 
@@ -272,14 +272,17 @@ def test_a_node_has_a_host_name_and_interfaces_like_a_real_one(
 
 
 def test_a_delay_is_emulated_or_reported_as_impossible(isolated_machine: Machine) -> None:
-    """Not every kernel has the module netem, which delays packets."""
+    """Some kernels lack the module netem, which delays packets."""
     done = isolated_machine.run(SCRIPT, "--delay", "2ms", "--", "true")
     assert done.returncode == 0
     if done.stderr:
         assert "no link is slow" in done.stderr and "netem delay 2ms" in done.stderr
 
 
-@pytest.mark.skipif(not hasattr(os, "getuid") or os.getuid() != 0, reason="root must run this")
+@pytest.mark.skipif(
+    not hasattr(os, "getuid") or os.getuid() != 0,
+    reason="only root can start it as a different user",
+)
 def test_root_is_not_needed_if_user_namespaces_are_allowed(isolated_machine: Machine) -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o777)
@@ -317,14 +320,14 @@ def test_a_missing_tool_is_reported(missing: str, monkeypatch: pytest.MonkeyPatc
 def test_option_down_removes_folders_of_dead_clusters_only(local_machine: Machine) -> None:
     """Folders of live clusters and other folders with similar names must stay."""
     cluster = load_cluster()
-    left = "world-size-cluster-999999999-5-xyz"
-    mine = f"world-size-cluster-{os.getpid()}-{cluster._started(os.getpid())}-abc"
-    notes = "cluster-2026-11-22"  # a name that also contains numbers
-    for name in (left, mine, notes):
+    dead = "world-size-cluster-999999999-5-xyz"
+    live = f"world-size-cluster-{os.getpid()}-{cluster._started(os.getpid())}-abc"
+    unrelated = "cluster-2026-11-22"  # a name that also contains numbers
+    for name in (dead, live, unrelated):
         (local_machine.folder / "tmp" / name).mkdir()
     done = local_machine.run(SCRIPT, "--down")
-    assert done.stdout == f"removed: {left}\n", done.stderr
-    for name in (mine, notes):
+    assert done.stdout == f"removed: {dead}\n", done.stderr
+    for name in (live, unrelated):
         (local_machine.folder / "tmp" / name).rmdir()
     assert local_machine.run(SCRIPT, "--down").stdout == "nothing was left\n"
 
@@ -333,7 +336,7 @@ def test_option_down_removes_folders_of_dead_clusters_only(local_machine: Machin
 
 
 def test_the_lab_runs_on_localhost(local_machine: Machine) -> None:
-    """Without namespaces, the lab runs too, and reports what it does not measure."""
+    """Without namespaces, the lab also runs, and reports what it does not measure."""
     done = local_machine.run(LAB, fork=True)
     assert done.returncode == 0, done.stderr
     assert [f"step {n}:" in done.stdout for n in range(1, 9)] == [True] * 8
@@ -356,6 +359,8 @@ def test_a_blank_is_reported_in_one_line(local_machine: Machine) -> None:
 
 def test_the_finished_lab_passes_without_namespaces(local_machine: Machine) -> None:
     if command_failure(CAN_RUN, ROOT) is None:
-        pytest.skip("namespaces are allowed here, so the test of the transcript shows the same")
+        pytest.skip(
+            "this machine allows namespaces, so the test of the transcript runs the lab"
+        )
     done = local_machine.run(ROOT / "labs/check.py", LAB)
     assert "8 of 8 steps pass" in done.stdout, done.stdout + done.stderr

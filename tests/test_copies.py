@@ -24,7 +24,7 @@ INPUTS = ["assessment", "CONTRIBUTING.md", "src/worldsize/model", "labs", "snipp
 SIMILARITY = 0.8  # two definitions of one name must be equal if they share more of their tokens
 # PROGRAM:NAME of definitions that may differ from similar ones, and the reason
 EXCEPTIONS = {
-    "labs/lab02_ddp.py:start": "the learner writes it",
+    "labs/lab02_ddp.py:init_distributed": "the learner writes it",
     "labs/lab03_fsdp.py:load": "it uses the group of a mesh and a given folder",
     "labs/*:mean_loss": "each lab has a different task",
     "labs/*:train_alone": "it calls the build_optimizer that the learner of the lab writes",
@@ -143,16 +143,16 @@ def test_a_small_difference_in_a_short_function_is_found() -> None:
     assert not similar(count.format("0"), "def sent(chunks):\n    return sum(map(len, chunks))")
 
 
-def test_every_start_is_the_same() -> None:
+def test_every_init_distributed_is_the_same() -> None:
     """All programs join the process group with one function, which one page explains."""
-    start = dict(definitions((ROOT / "snippets/02_ddp/naive.py").read_text("utf-8")))["start"]
-    exercise = ROOT / "labs/lab02_ddp.py"
-    assert set(shapes_by_name()["start"]) - {start} <= {
-        source for name, source in definitions(exercise.read_text("utf-8")) if name == "start"
-    }
+    naive = (ROOT / "snippets/02_ddp/naive.py").read_text("utf-8")
+    expected = dict(definitions(naive))["init_distributed"]
+    exercise = dict(definitions((ROOT / "labs/lab02_ddp.py").read_text("utf-8")))
+    found = set(shapes_by_name()["init_distributed"])
+    assert found - {expected} <= {exercise["init_distributed"]}
     fences = page.read(ROOT / "CONTRIBUTING.md").fences
     example = next(each for each in fences if "title" in each.options)
-    assert dict(definitions("\n".join(example.lines)))["start"] == start
+    assert dict(definitions("\n".join(example.lines)))["init_distributed"] == expected
 
 
 def test_a_blank_ends_a_program_with_a_message() -> None:
@@ -209,9 +209,9 @@ def selects_a_device(text: str) -> Iterator[int]:
 
 
 def test_no_library_selects_the_device() -> None:
-    """With fewer GPUs than ranks, start() uses the CPU; libraries must use the same device."""
+    """Libraries use the device that init_distributed() returns, which can be the CPU."""
     wrong = [
-        f"{place(path)}:{line}: pass the device that start() returned"
+        f"{place(path)}:{line}: pass the device that init_distributed() returned"
         for path in programs()
         for line in selects_a_device(path.read_text("utf-8"))
     ]

@@ -31,7 +31,7 @@ TAG = "WORLD_SIZE_DOCTOR_TEST"
 
 
 @dataclass
-class Ended:
+class Result:
     """The exit status and the output of one process."""
 
     status: int
@@ -50,10 +50,10 @@ def free_port() -> int:
 
 
 def start(*environments: Mapping[str, object], options: str = "",
-          command: list[str] | None = None, lab: Path = LAB) -> list[Ended]:  # fmt: skip
-    """Run one process for each environment.
+          command: list[str] | None = None, lab: Path = LAB) -> list[Result]:  # fmt: skip
+    """Run one process for each environment, and return their results.
 
-    All must end in time and leave no process behind.
+    Fail if a process hangs or leaves another process behind.
     """
     tag = uuid.uuid4().hex
     common = {key: os.environ[key] for key in ("PATH", "HOME") if key in os.environ}
@@ -63,17 +63,17 @@ def start(*environments: Mapping[str, object], options: str = "",
         processes.start(words, "/", common | {key: str(value) for key, value in each.items()})
         for each in environments
     ]
-    ended = []
+    results = []
     try:
         for process in started:
             out, err = process.communicate(timeout=HANG)
-            ended.append(Ended(process.returncode, out, err))
+            results.append(Result(process.returncode, out, err))
         assert left_behind(tag) == []
     finally:
         end(tag)
         for process in started:
             process.wait()
-    return ended
+    return results
 
 
 def ranks(world: int, port: int | None = None, **more: object) -> list[dict[str, object]]:
@@ -86,24 +86,24 @@ def ranks(world: int, port: int | None = None, **more: object) -> list[dict[str,
     ]
 
 
-def only_fault(ended: Ended) -> str:
+def only_fault(result: Result) -> str:
     """Return the only fault that a process reported; fail if it printed a traceback."""
-    assert ended.status == 1, (ended.status, ended.stdout, ended.stderr)
-    assert "Traceback" not in ended.stdout + ended.stderr, ended.stderr
-    faults = ended.wrong()
-    assert len(faults) == 1, ended.stdout + ended.stderr
-    assert ended.stdout.count("     fix: ") == 1
+    assert result.status == 1, (result.status, result.stdout, result.stderr)
+    assert "Traceback" not in result.stdout + result.stderr, result.stderr
+    faults = result.wrong()
+    assert len(faults) == 1, result.stdout + result.stderr
+    assert result.stdout.count("     fix: ") == 1
     return faults[0]
 
 
-def leaves_the_report_to_rank_0(ended: Ended) -> bool:
-    """Return whether a process exited with status 1 and left the report to rank 0."""
-    printed = ended.stdout or "Traceback" in ended.stderr
-    return ended.status == 1 and not printed and "rank 0 prints the report" in ended.stderr
+def leaves_the_report_to_rank_0(result: Result) -> bool:
+    """Return whether a process exited with status 1 and printed only a reference to rank 0."""
+    printed = result.stdout or "Traceback" in result.stderr
+    return result.status == 1 and not printed and "rank 0 prints the report" in result.stderr
 
 
 @contextlib.contextmanager
-def taken_port() -> Iterator[int]:
+def port_in_use() -> Iterator[int]:
     """Yield a port on which a server listens that never answers."""
     with socket.create_server(("", 0)) as server:
         yield server.getsockname()[1]
@@ -112,10 +112,10 @@ def taken_port() -> Iterator[int]:
 # --- the environment of one process -------------------------------------------------------
 
 
-def test_without_a_launcher_it_explains_how_to_start_it() -> None:
-    (ended,) = start({})
-    assert (ended.status, ended.stdout) == (1, "")
-    assert ended.stderr == f"start this program with: torchrun --nproc-per-node=2 {LAB.name}\n"
+def test_without_a_launcher_the_lab_prints_the_right_command() -> None:
+    (result,) = start({})
+    assert (result.status, result.stdout) == (1, "")
+    assert result.stderr == f"start this program with: torchrun --nproc-per-node=2 {LAB.name}\n"
 
 
 @pytest.mark.parametrize(
@@ -140,37 +140,37 @@ def test_an_invalid_variable_is_reported(
 
 def test_a_missing_variable_is_reported() -> None:
     (environment,) = ranks(1)
-    (ended,) = start(environment | {"MASTER_ADDR": ""})
-    assert only_fault(ended) == "MASTER_ADDR is not set."
+    (result,) = start(environment | {"MASTER_ADDR": ""})
+    assert only_fault(result) == "MASTER_ADDR is not set."
 
 
 def test_a_master_address_that_does_not_resolve_is_reported() -> None:
-    (ended,) = start(ranks(2, MASTER_ADDR="no-such-host.invalid")[1], options="--wait 3")
-    wanted = 'MASTER_ADDR is "no-such-host.invalid", a name that this machine cannot resolve.'
-    assert only_fault(ended) == wanted
+    (result,) = start(ranks(2, MASTER_ADDR="no-such-host.invalid")[1], options="--wait 3")
+    expected = 'MASTER_ADDR is "no-such-host.invalid", a name that this machine cannot resolve.'
+    assert only_fault(result) == expected
 
 
 def test_a_master_address_without_a_listener_is_reported() -> None:
     port = free_port()
-    (ended,) = start(ranks(2, port)[1], options="--wait 1")
-    wanted = (
+    (result,) = start(ranks(2, port)[1], options="--wait 1")
+    expected = (
         f"no process listens at MASTER_ADDR:MASTER_PORT = 127.0.0.1:{port}. Connections were "
         "refused for 1 s."
     )
-    assert only_fault(ended).startswith(wanted)
+    assert only_fault(result).startswith(expected)
 
 
 def test_the_master_address_of_a_different_machine_is_reported() -> None:
-    (ended,) = start(ranks(2, MASTER_ADDR="203.0.113.9")[0], options="--wait 2")
-    wanted = (
+    (result,) = start(ranks(2, MASTER_ADDR="203.0.113.9")[0], options="--wait 2")
+    expected = (
         "MASTER_ADDR is 203.0.113.9, but rank 0 runs on this machine, and the address does not "
         "lead to this machine."
     )
-    assert only_fault(ended) == wanted
+    assert only_fault(result) == expected
 
 
 def test_a_port_in_use_is_reported() -> None:
-    with taken_port() as port:
+    with port_in_use() as port:
         first, second = start(*ranks(2, port), options="--wait 2")
     fault = only_fault(first)
     assert fault.startswith(f"port {port} is in use by "), fault
@@ -199,8 +199,8 @@ def test_a_missing_resource_of_the_machine_is_reported(
     variables: dict, options: str, sentence: str
 ) -> None:
     (environment,) = ranks(1)
-    (ended,) = start(environment | variables, options=options)
-    fault = only_fault(ended)
+    (result,) = start(environment | variables, options=options)
+    fault = only_fault(result)
     assert re.fullmatch(rf"(rank 0 \(\S+\): )?{sentence}", fault), fault
 
 
@@ -223,18 +223,18 @@ def test_interface_names_match_as_in_gloo_and_nccl(doctor: ModuleType) -> None:
 
 def test_different_world_sizes_are_reported() -> None:
     first, second = ranks(2)
-    ended = start(first, second | {"WORLD_SIZE": 3}, options="--wait 30")
-    wanted = "the ranks disagree on the world size: rank 0 expects 2, rank 1 expects 3."
-    assert only_fault(ended[0]) == wanted
-    assert leaves_the_report_to_rank_0(ended[1]), ended[1]
+    results = start(first, second | {"WORLD_SIZE": 3}, options="--wait 30")
+    expected = "the ranks disagree on the world size: rank 0 expects 2, rank 1 expects 3."
+    assert only_fault(results[0]) == expected
+    assert leaves_the_report_to_rank_0(results[1]), results[1]
 
 
 def test_a_missing_rank_is_reported() -> None:
     first, _, third = ranks(3)
     zero, two = start(first, third, options="--wait 20")
     fault = only_fault(zero)
-    wanted = r"rank 1 of 3 never arrived\. Within 20 s, only ranks 0 and 2 \(\S+\) arrived\."
-    assert re.fullmatch(wanted, fault), fault
+    expected = r"rank 1 of 3 never arrived\. Within 20 s, only ranks 0 and 2 \(\S+\) arrived\."
+    assert re.fullmatch(expected, fault), fault
     assert leaves_the_report_to_rank_0(two), two
 
 
@@ -242,25 +242,25 @@ def test_a_missing_rank_0_is_reported_if_torchrun_runs_the_store() -> None:
     dist = importlib.import_module("torch.distributed")
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     environments = ranks(2, store.port, TORCHELASTIC_USE_AGENT_STORE="True")
-    (ended,) = start(environments[1], options="--wait 1")
-    assert only_fault(ended) == "rank 0 of 2 never arrived. Within 1 s, only rank 1 arrived."
+    (result,) = start(environments[1], options="--wait 1")
+    assert only_fault(result) == "rank 0 of 2 never arrived. Within 1 s, only rank 1 arrived."
 
 
 def test_two_processes_with_the_same_rank_are_reported() -> None:
     zero, one, _ = ranks(3)
-    ended = start(zero, one, one, options="--wait 30")
-    faults = ended[0].wrong()
+    results = start(zero, one, one, options="--wait 30")
+    faults = results[0].wrong()
     assert len(faults) == 2 and faults[0].startswith("rank 2 of 3 never arrived"), faults
     assert faults[1].startswith("2 processes have the rank 1, on "), faults
-    assert leaves_the_report_to_rank_0(ended[1]) and leaves_the_report_to_rank_0(ended[2])
+    assert leaves_the_report_to_rank_0(results[1]) and leaves_the_report_to_rank_0(results[2])
 
 
 def test_the_same_fault_on_several_machines_is_reported_once() -> None:
     zero, one = ranks(2, GLOO_SOCKET_IFNAME="eth77")
-    ended = start(zero | {"DOCTOR_HOST": "a"}, one | {"DOCTOR_HOST": "b"})
-    fault = only_fault(ended[0])
+    results = start(zero | {"DOCTOR_HOST": "a"}, one | {"DOCTOR_HOST": "b"})
+    fault = only_fault(results[0])
     assert fault.startswith("rank 0 (a) and rank 1 (b): GLOO_SOCKET_IFNAME=eth77"), fault
-    assert leaves_the_report_to_rank_0(ended[1])
+    assert leaves_the_report_to_rank_0(results[1])
 
 
 @pytest.mark.parametrize(
@@ -271,9 +271,11 @@ def test_the_same_fault_on_several_machines_is_reported_once() -> None:
     ],
 )
 def test_different_tensors_are_reported(plant: str, world: int, description: str) -> None:
-    ended = start(*ranks(world), options=f"--plant {plant} --report brief")
-    assert only_fault(ended[0]) == f"the tensors of the all-reduce do not match: {description}."
-    assert all(leaves_the_report_to_rank_0(other) for other in ended[1:]), ended[1:]
+    results = start(*ranks(world), options=f"--plant {plant} --report brief")
+    assert (
+        only_fault(results[0]) == f"the tensors of the all-reduce do not match: {description}."
+    )
+    assert all(leaves_the_report_to_rank_0(other) for other in results[1:]), results[1:]
 
 
 @pytest.mark.parametrize(("plant", "status"), [("death", 9), ("hang", 1)])
@@ -285,22 +287,22 @@ def test_a_rank_that_dies_or_hangs_is_reported(plant: str, status: int) -> None:
     assert "Traceback" not in one.stderr + two.stderr
 
 
-def test_a_wrong_result_of_a_collective_is_reported_and_the_rest_measured(
+def test_a_wrong_result_of_a_collective_is_reported_and_the_run_continues(
     tmp_path: Path,
 ) -> None:
     wrong = tmp_path / LAB.name
     call = "dist.all_reduce(result)\n"
     assert LAB.read_text().count(call) == 1
     wrong.write_text(LAB.read_text().replace(call, call + " " * 12 + "result[0] += rank\n"))
-    ended = start(*ranks(2), lab=wrong)
-    assert only_fault(ended[0]) == "all-reduce returns wrong results on rank 1."
-    assert "bus bandwidth" in ended[0].stdout and ended[1].status == 1
+    results = start(*ranks(2), lab=wrong)
+    assert only_fault(results[0]) == "all-reduce returns wrong results on rank 1."
+    assert "bus bandwidth" in results[0].stdout and results[1].status == 1
 
 
 def test_the_time_limit_ends_the_run_and_reports_the_step() -> None:
-    (ended,) = start(ranks(2)[0], options="--limit 2")
-    wanted = "the run did not end within 2 s: rank 0 was waiting for all ranks."
-    assert only_fault(ended) == wanted
+    (result,) = start(ranks(2)[0], options="--limit 2")
+    expected = "the run did not end within 2 s: rank 0 was waiting for all ranks."
+    assert only_fault(result) == expected
 
 
 # --- healthy machines ---------------------------------------------------------------------
@@ -308,10 +310,10 @@ def test_the_time_limit_ends_the_run_and_reports_the_step() -> None:
 
 def test_ranks_on_two_simulated_machines_pass() -> None:
     hosts = ["a", "a", "b"]
-    ended = start(*({**e, "DOCTOR_HOST": h} for e, h in zip(ranks(3), hosts, strict=True)))
-    assert [rank.status for rank in ended] == [0, 0, 0], ended
-    assert [rank.stdout for rank in ended[1:]] == ["", ""]
-    report = ended[0].stdout
+    results = start(*({**e, "DOCTOR_HOST": h} for e, h in zip(ranks(3), hosts, strict=True)))
+    assert [rank.status for rank in results] == [0, 0, 0], results
+    assert [rank.stdout for rank in results[1:]] == ["", ""]
+    report = results[0].stdout
     assert "3 ranks on 2 machines met, with the same world size" in report
     assert "the CPU is used, because a has 0 accelerators for 2 ranks." in report
     assert "1 link (same machine): median" in report
@@ -334,9 +336,9 @@ def test_ranks_on_two_simulated_machines_pass() -> None:
 def test_the_starter_file_runs_to_its_first_blank(tmp_path: Path) -> None:
     subprocess.run([sys.executable, LAB.with_name("start.py"), "1"], cwd=tmp_path, check=True)
     starter = tmp_path / "my_labs" / LAB.name
-    (ended,) = start(*ranks(1), lab=starter)
-    assert ended.status == 1 and "Traceback" not in ended.stderr
-    meeting, blank = ended.stdout.splitlines()
+    (result,) = start(*ranks(1), lab=starter)
+    assert result.status == 1 and "Traceback" not in result.stderr
+    meeting, blank = result.stdout.splitlines()
     assert meeting == (
         "before the group: 1 rank on 1 machine met, with the same world size and version of "
         "torch"
@@ -346,18 +348,18 @@ def test_the_starter_file_runs_to_its_first_blank(tmp_path: Path) -> None:
 
 
 def test_a_slow_link_is_found() -> None:
-    ended = start(*ranks(3), options="--plant slow")
-    assert [rank.status for rank in ended] == [0] * 3, ended
-    slow = ended[0].stdout.partition("\nslow\n")[2].partition("\nwrong\n")[0]
-    assert "link 0-2 (same machine): ≈" in slow, ended[0].stdout
+    results = start(*ranks(3), options="--plant slow")
+    assert [rank.status for rank in results] == [0] * 3, results
+    slow = results[0].stdout.partition("\nslow\n")[2].partition("\nwrong\n")[0]
+    assert "link 0-2 (same machine): ≈" in slow, results[0].stdout
 
 
-def test_under_torchrun_one_report_is_printed_and_a_dead_rank_ends_all() -> None:
+def test_under_torchrun_one_report_is_printed_and_a_dead_rank_ends_all_ranks() -> None:
     command = ["torchrun", "--nproc-per-node=3"]
-    (ended,) = start({}, options="--plant death", command=command)
-    assert ended.status == 1
-    assert ended.stdout.count("cluster report") == 1, ended.stdout
-    (fault,) = ended.wrong()
+    (result,) = start({}, options="--plant death", command=command)
+    assert result.status == 1
+    assert result.stdout.count("cluster report") == 1, result.stdout
+    (fault,) = result.wrong()
     assert fault.startswith("rank 2 died or hung while the others were checking ")
 
 
@@ -394,20 +396,20 @@ def test_a_driver_that_does_not_start_is_reported(doctor: ModuleType, tmp_path: 
     sys.platform != "linux" or not shutil.which("cc"), reason="this test compiles a C library"
 )
 def test_a_fabric_manager_that_does_not_run_is_reported(tmp_path: Path) -> None:
-    made = Path(build_libcuda(802, tmp_path))
-    made.rename(tmp_path / "libcuda.so.1")
+    library = Path(build_libcuda(802, tmp_path))
+    library.rename(tmp_path / "libcuda.so.1")
     environments = [one | {"LD_LIBRARY_PATH": tmp_path, "DOCTOR_HOST": "a"} for one in ranks(2)]
     command_line = ["python", "-u"]  # a forked process would not search for libraries again
-    ended = start(*environments, command=command_line)
-    assert only_fault(ended[0]) == (
+    results = start(*environments, command=command_line)
+    assert only_fault(results[0]) == (
         "ranks 0 and 1 (a): CUDA's driver does not start: error 802, system not yet "
         "initialized."
     )
-    assert leaves_the_report_to_rank_0(ended[1])
-    (ended,) = start(
+    assert leaves_the_report_to_rank_0(results[1])
+    (result,) = start(
         environments[0] | {"WORLD_SIZE": 1}, options="--device cpu", command=command_line
     )
-    assert ended.status == 0, ended
+    assert result.status == 0, result
 
 
 def test_a_name_that_resolves_late_is_accepted(
@@ -488,8 +490,8 @@ def test_a_closed_port_of_a_rank_is_reported(doctor: ModuleType) -> None:
         assert doctor.unreachable(given, 0, seconds=2) == []
         given[2]["listens"] = free_port()
         (line,) = doctor.unreachable(given, 0, seconds=2)
-    wanted = "rank 0 (a) cannot connect to rank 2 (c) at 127.0.0.1: ConnectionRefusedError."
-    assert line == wanted
+    expected = "rank 0 (a) cannot connect to rank 2 (c) at 127.0.0.1: ConnectionRefusedError."
+    assert line == expected
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pypdf
 import pytest
-from conftest import SITE
+from conftest import ROOT, SITE
 
 from worldsize.model.page import parse
 from worldsize.site import ebook_export
@@ -27,31 +27,31 @@ def chapter(site: ebook_export.Site) -> list[str]:
 
 @pytest.fixture(scope="module")
 def volume(site: ebook_export.Site, chapter: list[str], tmp_path_factory) -> Path:
-    to = tmp_path_factory.mktemp("bound") / "two"
-    ebook_export.bind(site, chapter, "Chapter 02", to)
-    return to
+    path = tmp_path_factory.mktemp("volume") / "two"
+    ebook_export.write_volume(site, chapter, "Chapter 02", path)
+    return path
 
 
 def count(site: ebook_export.Site, chapter: list[str], pattern: str) -> int:
     """Return how often a pattern occurs in the prose of a chapter."""
-    pages = map(parse, map(site.plain, chapter))
+    pages = map(parse, map(site.markdown, chapter))
     prose = "\n".join(line for page in pages for _, line in page.prose())
     return len(re.findall(pattern, prose))
 
 
 def test_a_pdf_is_complete_and_its_links_stay_inside(site, chapter, volume: Path) -> None:
     pdf = pypdf.PdfReader(volume.with_suffix(".pdf"))
-    assert 30 < len(pdf.pages) < 80
+    assert len(pdf.pages) > len(chapter)
     text = "\n".join(page.extract_text() for page in pdf.pages)
     assert "\ufffd" not in text and "$ torchrun --nproc-per-node=4 naive.py" in text
     inside = count(site, chapter, rf"\]\((?:{'|'.join(chapter)})[#)]")
     links = [each.get_object() for page in pdf.pages for each in page.get("/Annots", ())]
-    assert inside > 20 and sum("/Dest" in each for each in links) > inside
-    out = [each["/A"]["/URI"] for each in links if "/Dest" not in each]
-    assert [each for each in out if each in chapter] == chapter  # the address of each page
+    assert inside and sum("/Dest" in each for each in links) > inside
+    outside = [each["/A"]["/URI"] for each in links if "/Dest" not in each]
+    assert [each for each in outside if each in chapter] == chapter  # the address of each page
     assert not [
         each
-        for each in out
+        for each in outside
         if "?" not in each and each.partition("#")[0] in chapter and "#" in each
     ]
 
@@ -60,8 +60,8 @@ def test_a_pdf_contains_its_fonts_and_every_glyph(volume: Path) -> None:
     pdf = pypdf.PdfReader(volume.with_suffix(".pdf"))
     for page in pdf.pages:
         for font in page["/Resources"].get("/Font", {}).values():
-            described = font["/DescendantFonts"][0]["/FontDescriptor"]
-            assert {"/FontFile2", "/FontFile3"} & described.keys()
+            descriptor = font["/DescendantFonts"][0]["/FontDescriptor"]
+            assert {"/FontFile2", "/FontFile3"} & descriptor.keys()
         for words, kind in page.get_contents().operations:
             parts = words[0] if kind == b"TJ" else words if kind == b"Tj" else []
             for part in parts:
@@ -84,21 +84,23 @@ def test_an_epub_is_complete_and_its_links_stay_inside(site, chapter, volume: Pa
         for each in parts
         if each.get("id")
     }
-    to = [
+    targets = [
         href if not href.startswith("#") else Path(name).name + href
         for name, parts in every.items()
         if "/text/" in name
         for each in parts
         if "#" in (href := each.get("href", "")) and ":" not in href
     ]
-    assert len(to) > 20 and not set(to) - ids
+    assert targets and not set(targets) - ids
     images = [each for parts in every.values() for each in parts if each.tag.endswith("}img")]
-    assert len(images) == count(site, chapter, r"!\[") > 3
+    assert len(images) == count(site, chapter, r"!\[") > 0
     assert [each for parts in every.values() for each in parts if each.tag.endswith("}math")]
 
 
 def test_there_is_a_volume_for_the_book_and_for_each_track(site) -> None:
     volumes = ebook_export.volumes(site)
     whole = [page for page in site.pages if "/contributing/" not in page]
-    assert len(volumes) == 4 and volumes["world-size"][1] == whole and len(whole) > 80
-    assert all(3 < len(pages) <= len(site.pages) for _, pages in volumes.values())
+    tracks = {path.stem for path in (ROOT / "docs/tracks").glob("*.yml")}
+    assert whole and volumes["world-size"][1] == whole
+    assert len(volumes) == 1 + len(tracks)
+    assert all(1 < len(pages) <= len(site.pages) for _, pages in volumes.values())

@@ -31,17 +31,16 @@ def test_start_copies_the_slow_program_and_does_not_overwrite_it(tmp_path: Path)
     assert "does not overwrite your work" in done.stderr
 
 
-def test_other_solutions_pass_and_option_more_prints_the_fix(tmp_path: Path) -> None:
-    ours = (ASSESSMENT / "exercise.py").read_text()
-    another = ours
+def test_a_different_solution_passes_and_option_more_prints_a_fix(tmp_path: Path) -> None:
+    solution = (ASSESSMENT / "exercise.py").read_text()
     for old, new in (("torch.no_grad()", "torch.inference_mode()"), (", fused=True", "")):
-        assert old in another
-        another = another.replace(old, new)
-    (tmp_path / "exercise-another.py").write_text(another)
+        assert old in solution
+        solution = solution.replace(old, new)
+    (tmp_path / "exercise-other.py").write_text(solution)
     loop = wrong_answers("exercise")["optimizer_loop"]
     (tmp_path / "exercise-loop.py").write_text(loop.program())
     done = check(
-        "exercise-another.py", "exercise-loop.py", "--step", "15", "--more", cwd=tmp_path
+        "exercise-other.py", "exercise-loop.py", "--step", "15", "--more", cwd=tmp_path
     )
     assert done.returncode == 1, done.stderr
     first, second = done.stdout.split("exercise-loop.py")
@@ -54,7 +53,7 @@ def test_other_solutions_pass_and_option_more_prints_the_fix(tmp_path: Path) -> 
     [(0.5, True), (0.9, True), (1.1, False), (0.049, True), (2.4, False)],
 )
 def test_both_limits_of_the_speed_apply(yours: float, passes: bool, monkeypatch) -> None:
-    """Test 10 times the time of the finished program, and 1/4 of the time of the slow one."""
+    """The limits are 10 times the time of the finished program and 1/4 of the slow time."""
     exercise = grader("exercise")
     finished, slow = (0.1, 9.0) if yours < 2 else (0.3, 9.0)
     seconds = {"yours": yours, "finished": finished, "slow": slow}
@@ -106,7 +105,7 @@ def test_a_result_on_a_gpu_gets_the_right_hint(end: str) -> None:
 
 
 def test_both_programs_of_the_exercise_share_their_fixed_parts() -> None:
-    ours, slow = (
+    finished, slow = (
         (ASSESSMENT / f"{name}.py").read_text() for name in ("exercise", "exercise_slow")
     )
     for first, last in (
@@ -114,7 +113,7 @@ def test_both_programs_of_the_exercise_share_their_fixed_parts() -> None:
         ("def write_data", "\n\n\n"),
     ):
         start = slow.index(first)
-        assert slow[start : slow.index(last, start)] in ours
+        assert slow[start : slow.index(last, start)] in finished
     start = slow.index("def order")
-    assert slow[start : slow.index("\n\n\n", start)] in ours
-    assert slow[slow.index("def main") :] in ours
+    assert slow[start : slow.index("\n\n\n", start)] in finished
+    assert slow[slow.index("def main") :] in finished

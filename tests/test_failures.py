@@ -11,7 +11,7 @@ import uuid
 from pathlib import Path
 
 import pytest
-from processes import HANG, as_in_a_terminal, end, left_behind, processes_with, start, until
+from processes import HANG, end, left_behind, processes_with, start, until, use_default_signals
 
 ROOT = Path(__file__).resolve().parent.parent
 PROGRAMS = ROOT / "snippets/clusters"
@@ -104,11 +104,11 @@ def test_a_checkpoint_is_synced_before_it_gets_its_name(tmp_path: Path) -> None:
 
 @linux
 @pytest.mark.parametrize(
-    ("program", "sign"),
+    ("program", "first_file"),
     [("node_cut_off", "*/beat.1"), ("kill_and_resume", "*/undisturbed/life.0")],
 )
 def test_an_interrupted_program_leaves_no_process_and_no_file(
-    program: str, sign: str, tmp_path: Path
+    program: str, first_file: str, tmp_path: Path
 ) -> None:
     tag = uuid.uuid4().hex
     running = subprocess.Popen(
@@ -116,10 +116,10 @@ def test_an_interrupted_program_leaves_no_process_and_no_file(
         env=os.environ | {"TAG": tag, "TMPDIR": str(tmp_path)},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        preexec_fn=as_in_a_terminal,
+        preexec_fn=use_default_signals,
     )
     try:
-        until(lambda: list(tmp_path.glob(sign)), running)
+        until(lambda: list(tmp_path.glob(first_file)), running)
         assert len(processes_with(tag)) > 3  # the program, its torchruns and their ranks
         running.send_signal(signal.SIGINT)
         assert running.wait(timeout=HANG) != 0

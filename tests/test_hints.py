@@ -99,7 +99,9 @@ def test_a_hint_without_a_text_and_a_hint_without_a_use_are_reported() -> None:
     ],
     ids=["missing", "no TOML", "no table", "number", "empty", "only a fix", "twice"],
 )
-def test_a_wrong_file_of_hints_is_named(content: str | None, sentence: str, tmp_path) -> None:
+def test_an_error_in_a_file_of_hints_is_reported(
+    content: str | None, sentence: str, tmp_path
+) -> None:
     path = tmp_path / "lab99.hints.toml"
     if content is not None:
         path.write_text(content)

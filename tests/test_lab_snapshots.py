@@ -1,4 +1,4 @@
-"""The snapshots of memory that lab 08 and its grader make have the form of torch's own."""
+"""Tests of the memory snapshots of lab 08 and its grader: they have the format of torch."""
 
 import importlib
 import re
@@ -15,7 +15,7 @@ def grader() -> ModuleType:
     return importlib.import_module("graders.labs.lab08_memory")
 
 
-@pytest.fixture(params=["of the lab's allocator", "of the grader"])
+@pytest.fixture(params=["of the allocator in the lab", "of the grader"])
 def snapshot(request: pytest.FixtureRequest, grader: ModuleType) -> dict:
     if request.param == "of the grader":
         segments = [grader.SMALL, grader.LARGE, grader.FULL]
@@ -27,13 +27,13 @@ def snapshot(request: pytest.FixtureRequest, grader: ModuleType) -> dict:
     return allocator.snapshot()
 
 
-def test_a_made_snapshot_has_the_form_of_torch(snapshot: dict, grader: ModuleType) -> None:
-    """torch's own readers take it, and all of its keys are documented or known to be written."""
+def test_a_snapshot_has_the_format_of_torch(snapshot: dict, grader: ModuleType) -> None:
+    """The tools of torch can read the snapshot, and torch writes all of its keys, too."""
     torch = importlib.import_module("torch")
     viz = importlib.import_module("torch.cuda._memory_viz")
     known = set(re.findall(r"^ +(\w+):", torch.cuda.memory._snapshot.__doc__, re.MULTILINE))
     known |= {"device", "frames", "is_expandable", "time_us", "requested_size"}
-    known |= {"pool_id", "segment_pool_id"}  # not yet in the text of torch 2.11
+    known |= {"pool_id", "segment_pool_id"}  # the docstring of torch 2.11 does not list them
     (history,) = snapshot["device_traces"]
     segments = snapshot["segments"]
     parts = [*segments, *history, *(block for each in segments for block in each["blocks"])]
@@ -47,7 +47,7 @@ def test_a_made_snapshot_has_the_form_of_torch(snapshot: dict, grader: ModuleTyp
     assert f"{len(history)} entries" in viz.trace(snapshot)
 
 
-def test_an_account_is_what_segments_say_of_themselves(grader: ModuleType) -> None:
+def test_the_totals_equal_the_sums_over_segments(grader: ModuleType) -> None:
     segments = [grader.SMALL, grader.LARGE, grader.FULL]
     total = grader.LAB.finished.account(segments)
     for name in ("requested", "allocated"):

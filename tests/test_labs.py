@@ -1,7 +1,7 @@
-"""The labs: they run, their starters fail kindly, and every hint answers to a wrong answer.
+"""Tests of the labs: they run, starters report their blanks, and wrong answers get their hints.
 
-The wrong answers stand in `tests/wrong_answers/`. They are graded by `check.py` itself, all of one lab
-in one process.
+The wrong answers are in `tests/wrong_answers/`. `check.py` grades all wrong answers of a lab in
+one process.
 """
 
 import ast
@@ -35,7 +35,7 @@ from grading import (
     wrong_answers,
 )
 from processes import HANG
-from wrong_answers import Answer, Body, Stale, Table, edited, in_turn
+from wrong_answers import Answer, Body, Stale, Table, edited, is_sampled
 
 from graders import sandbox, verdict
 from graders.protocol import Call, Group, RankReport, Wrong
@@ -57,7 +57,7 @@ WRONG = {lab: wrong_answers(lab) for lab in REFERENCES}
 # --- wrong answers ------------------------------------------------------------------------
 
 
-# the names of a lab begin alike: they go to one worker, which grades them all in one process
+# conftest.py sends all answers of a lab to the same worker, which grades them in one process
 @pytest.mark.parametrize("answer", [a for lab in WRONG.values() for a in lab.values()], ids=str)
 def test_wrong_answer_gets_its_hint(answer: Answer, request: pytest.FixtureRequest) -> None:
     others = WRONG[answer.reference.stem[:5]].values()
@@ -65,7 +65,7 @@ def test_wrong_answer_gets_its_hint(answer: Answer, request: pytest.FixtureReque
 
 
 @pytest.mark.parametrize("lab", REFERENCES)
-def test_every_hint_of_the_lab_is_provoked(lab: str) -> None:
+def test_every_hint_of_a_lab_has_a_wrong_answer(lab: str) -> None:
     assert hints_not_provoked(lab) <= {"average", "other"}
 
 
@@ -77,7 +77,7 @@ def test_every_hint_of_the_lab_is_provoked(lab: str) -> None:
         (Body("no_such"), "`old` is defined 0 times, not once: no_such"),
     ],
 )
-def test_wrong_answer_that_does_not_fit_the_program_says_so(old: str, why: str) -> None:
+def test_an_edit_that_does_not_fit_the_program_is_reported(old: str, why: str) -> None:
     wrong = Table("labs/lab02_ddp.py")
     wrong("stale", step=4, hint="other", old=old, new="")
     with pytest.raises(Stale, match=f"^stale, a wrong answer to labs/lab02_ddp.py: {why}$"):
@@ -103,8 +103,8 @@ MAKE_GROUPS = {
 }
 
 
-def test_lab09_takes_groups_however_they_are_made(tmp_path: Path) -> None:
-    """Right answers that do not look like the reference."""
+def test_lab09_accepts_groups_that_different_functions_create(tmp_path: Path) -> None:
+    """These right answers differ from the finished program."""
     reference = REFERENCES["lab09"]
     answers = [tmp_path / f"{reference.stem}-{name}.py" for name in MAKE_GROUPS]
     for path, answer in zip(answers, MAKE_GROUPS.values(), strict=True):
@@ -121,11 +121,14 @@ def copy_grading(folder: Path) -> None:
     shutil.copy(ROOT / "src/worldsize/__init__.py", folder / "src/worldsize")
 
 
-# --- the reference and the starter --------------------------------------------------------
+# --- the finished program and the starter ----------------------------------------------------
 
 
 def graded_on_its_page(lab: str) -> bool:
-    """Whether a transcript of the lab shows its reference graded, which its own test repeats."""
+    """Return whether a transcript shows the verdict on the finished program.
+
+    In that case, the test of the transcript already grades it.
+    """
     command = f"python labs/check.py labs/{REFERENCES[lab].name}"
     program = Program(ROOT, REFERENCES[lab])
     found = (each.commands for each in program.transcripts().values())
@@ -133,7 +136,7 @@ def graded_on_its_page(lab: str) -> bool:
 
 
 @pytest.mark.parametrize("lab", [lab for lab in REFERENCES if not graded_on_its_page(lab)])
-def test_reference_passes_every_step(lab: str, tmp_path: Path) -> None:
+def test_the_finished_program_passes_every_step(lab: str, tmp_path: Path) -> None:
     done = check(REFERENCES[lab], cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "8 of 8 steps pass" in done.stdout
@@ -155,8 +158,11 @@ class LabRun(NamedTuple):
 
     @property
     def sampled(self) -> bool:
-        """Whether `make test` does it: each lab with one rank, a third of them with more."""
-        return self.ranks == 1 or in_turn(str(self), REFERENCES[self.lab], 3)
+        """Return whether `make test` runs this lab with this number of ranks.
+
+        It runs each lab with one rank, and a third of the labs with more ranks.
+        """
+        return self.ranks == 1 or is_sampled(str(self), REFERENCES[self.lab], 3)
 
     def __str__(self) -> str:
         return f"{self.lab}-{self.ranks}"
@@ -167,17 +173,17 @@ RUNS = [LabRun(lab, n) for lab in ENDS for n in ([1, 2] if lab == "lab10" else [
 
 
 @pytest.mark.parametrize("lab_run", RUNS, ids=str)
-def test_reference_runs_alone_in_an_empty_folder(
+def test_the_finished_program_runs_in_a_folder_without_other_files(
     lab_run: LabRun, pytestconfig: pytest.Config
 ) -> None:
     lab, ranks = lab_run
     reference, warm = REFERENCES[lab], pytestconfig.stash[SESSION].warm
     command = f"torchrun --nproc-per-node={ranks} {reference.name}"
-    if warm is not None and not warm.takes(command, f"labs/{reference.name}", number=1):
+    if warm is not None and not warm.accepts(command, f"labs/{reference.name}", number=1):
         warm = None  # as typed
     with runner.empty_folder() as folder:
         (folder / reference.name).write_text(reference.read_text())
-        done = runner.run(command, folder, limit=HANG, warm=warm)
+        done = runner.run(command, folder, limit=HANG, launcher=warm)
     assert (done.status, done.timed_out, done.leftovers) == (0, False, []), (
         done.stdout + done.stderr
     )
@@ -185,21 +191,21 @@ def test_reference_runs_alone_in_an_empty_folder(
     assert [f"step {n}" in done.stdout for n in range(1, 9)] == [True] * 8
 
 
-def test_memory_is_counted_once_threads_have_let_go_of_it(
+def test_lab03_waits_until_threads_have_freed_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As gloo's threads do with the buffers of a collective, after it is over."""
+    """A thread of gloo frees the buffers of a collective shortly after the collective ends."""
     import torch
 
     monkeypatch.setenv("RANK", "0")
     lab = importlib.import_module("graders.rank").load(REFERENCES["lab03"])
     with lab.Memory("cpu", limit=6000) as memory:
-        held = [torch.ones(1000)]
+        buffers = [torch.ones(1000)]
         with pytest.raises(lab.OutOfMemory):
             torch.ones(1000)
-        monkeypatch.setattr(lab.time, "sleep", lambda _: held.clear())
-        kept = torch.ones(1000)
-        assert memory.used == kept.nbytes
+        monkeypatch.setattr(lab.time, "sleep", lambda _: buffers.clear())
+        tensor = torch.ones(1000)
+        assert memory.used == tensor.nbytes
 
 
 REFUSED = {
@@ -213,7 +219,9 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("lab", REFUSED)
-def test_lab_refuses_a_number_of_ranks_that_does_not_divide(lab: str, tmp_path: Path) -> None:
+def test_a_lab_rejects_a_number_of_ranks_that_does_not_divide_its_model(
+    lab: str, tmp_path: Path
+) -> None:
     ranks, sentence = REFUSED[lab]
     torchrun = ["torchrun", f"--nproc-per-node={ranks}"]
     done = run(*torchrun, REFERENCES[lab], cwd=tmp_path)
@@ -222,7 +230,7 @@ def test_lab_refuses_a_number_of_ranks_that_does_not_divide(lab: str, tmp_path: 
     assert done.stderr.count(f"{sentence}\n") == 1
 
 
-def test_lab05_says_what_to_install(tmp_path: Path) -> None:
+def test_lab05_names_the_missing_package(tmp_path: Path) -> None:
     reference = REFERENCES["lab05"]
     (tmp_path / reference.name).write_text(reference.read_text())
     (tmp_path / "deepspeed.py").write_text("raise ImportError\n")
@@ -233,12 +241,14 @@ def test_lab05_says_what_to_install(tmp_path: Path) -> None:
     assert done.stderr.count("this lab needs DeepSpeed: pip install deepspeed\n") == 1
 
 
-def test_lab08_runs_alone_in_an_empty_folder(tmp_path: Path) -> None:
-    """Lab 08 is one process, too."""
+def test_lab08_runs_in_a_folder_without_other_files(tmp_path: Path) -> None:
+    """Lab 08 starts only one process."""
     reference = REFERENCES["lab08"]
     (tmp_path / reference.name).write_text(reference.read_text())
     done = run("python", reference.name, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr  # the profiler says there when it starts
+    assert done.returncode == 0, (
+        done.stderr
+    )  # not empty, because the profiler prints a line there
     assert (
         "seven programs that ran out of memory fit now, and their results are the same"
         in done.stdout
@@ -264,7 +274,7 @@ def test_lab08_ends_with_one_sentence(wrong: str | None, sentence: str, tmp_path
     assert re.fullmatch(rf"lab08_memory\.py, line \d+, {sentence}", last), done.stdout
 
 
-def test_lab_without_torchrun_says_how_to_start_it(tmp_path: Path) -> None:
+def test_a_lab_without_torchrun_prints_the_right_command(tmp_path: Path) -> None:
     done = run("python", REFERENCE, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == "start this lab with: torchrun --nproc-per-node=2 lab02_ddp.py\n"
@@ -277,7 +287,9 @@ def starter(tmp_path: Path) -> Path:
     return tmp_path / "my_labs/lab02_ddp.py"
 
 
-def test_starter_runs_to_the_first_blank_and_names_it(starter: Path, tmp_path: Path) -> None:
+def test_a_starter_runs_to_the_first_blank_and_names_its_line(
+    starter: Path, tmp_path: Path
+) -> None:
     torchrun = ["torchrun", "--nproc-per-node=2"]
     done = run(*torchrun, starter, cwd=tmp_path)
     assert done.returncode != 0
@@ -288,7 +300,7 @@ def test_starter_runs_to_the_first_blank_and_names_it(starter: Path, tmp_path: P
     assert "raise NotImplementedError" in starter.read_text().splitlines()[int(line[1]) - 1]
 
 
-def test_blank_in_a_hook_is_named_too(tmp_path: Path) -> None:
+def test_the_line_of_a_blank_in_a_hook_is_named(tmp_path: Path) -> None:
     blank = 'raise NotImplementedError("step 5: start it")'
     text = edited(REFERENCE.read_text(), (Body("HookDDP.start"), blank))
     (tmp_path / "lab02_ddp.py").write_text(text)
@@ -299,7 +311,7 @@ def test_blank_in_a_hook_is_named_too(tmp_path: Path) -> None:
     assert last == f"lab02_ddp.py, line {line}, a blank: step 5: start it"
 
 
-def test_failed_check_is_one_sentence(tmp_path: Path) -> None:
+def test_a_failed_check_is_reported_in_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "lab02_ddp.py").write_text(WRONG["lab02"]["average_not_divided"].program())
     torchrun = ["torchrun", "--nproc-per-node=2"]
     done = run(*torchrun, "lab02_ddp.py", cwd=tmp_path)
@@ -321,7 +333,7 @@ def test_failed_check_is_one_sentence(tmp_path: Path) -> None:
     ],
 )
 def test_lab06_names_the_line_of_a_kernel(wrong: str | None, sentence: str, tmp_path: Path):
-    """The kernel's own, in a copy that finds the emulator in the folder of the labs."""
+    """The copy imports the emulator from the folder of the labs."""
     reference = REFERENCES["lab06"]
     (tmp_path / "labs").mkdir()
     for name in ("start.py", "cuda_on_cpu.py", reference.name):
@@ -338,7 +350,7 @@ def test_lab06_names_the_line_of_a_kernel(wrong: str | None, sentence: str, tmp_
     assert any(mark in copy.read_text().splitlines()[int(line[1]) - 1] for mark in marks)
 
 
-def test_starter_has_no_solution_and_all_hints(starter: Path) -> None:
+def test_a_starter_has_all_hints_and_no_solution(starter: Path) -> None:
     text = starter.read_text()
     assert text.count("raise NotImplementedError(") == REFERENCE.read_text().count("# >>> sol")
     assert text.count("# hint: ") == REFERENCE.read_text().count("# hint: ")
@@ -346,7 +358,7 @@ def test_starter_has_no_solution_and_all_hints(starter: Path) -> None:
     ast.parse(text)
 
 
-def test_starter_is_graded_as_blank(starter: Path, tmp_path: Path) -> None:
+def test_a_starter_is_graded_as_blank(starter: Path, tmp_path: Path) -> None:
     done = check(starter, cwd=tmp_path)
     assert done.returncode == 1
     assert len(re.findall(r"^step \d  blank", done.stdout, re.M)) == 7
@@ -354,14 +366,14 @@ def test_starter_is_graded_as_blank(starter: Path, tmp_path: Path) -> None:
     assert "0 of 8 steps pass" in done.stdout
 
 
-def test_start_does_not_overwrite(starter: Path, tmp_path: Path) -> None:
+def test_start_does_not_overwrite_a_file(starter: Path, tmp_path: Path) -> None:
     starter.write_text("mine\n")
     done = run("python", LABS / "start.py", "02", cwd=tmp_path)
     assert (done.returncode, done.stdout, starter.read_text()) == (1, "", "mine\n")
     assert done.stderr.startswith("my_labs/lab02_ddp.py already exists")
 
 
-def test_start_lists_the_labs_and_refuses_other_numbers(tmp_path: Path) -> None:
+def test_start_lists_the_labs_and_rejects_other_names(tmp_path: Path) -> None:
     listed = run("python", LABS / "start.py", cwd=tmp_path)
     title = "Lab 02: build DDP from scratch, then use PyTorch's DDP"
     assert re.search(f"^02 +{title}$", listed.stdout, re.M)
@@ -373,8 +385,9 @@ def test_start_lists_the_labs_and_refuses_other_numbers(tmp_path: Path) -> None:
     assert not (tmp_path / "my_labs").exists()
 
 
-# --- whatever the learner's code does -----------------------------------------------------
+# --- harmful code of a learner ------------------------------------------------------------
 
+# For each behaviour: the body of average_gradients, and the expected hint.
 MISCHIEF = {
     "hangs alone": ("while True:\n    pass", "endless"),
     "sleeps": ("import time\ntime.sleep(1000)", "endless"),
@@ -394,12 +407,12 @@ MISCHIEF = {
 
 @pytest.fixture(scope="module")
 def mischief(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Grade step 4 of files whose average_gradients does something else."""
+    """Return the verdict on step 4 for each of these bodies of average_gradients."""
     folder = tmp_path_factory.mktemp("mischief")
     names = [f"lab02_ddp-{number}.py" for number in range(len(MISCHIEF))]
-    for name, (instead, _) in zip(names, MISCHIEF.values(), strict=True):
-        edit = (Body("average_gradients"), instead)
-        if instead is None:
+    for name, (body, _) in zip(names, MISCHIEF.values(), strict=True):
+        edit = (Body("average_gradients"), body)
+        if body is None:
             edit = ("def average_gradients(module: nn.Module)", "def average_gradients()")
         (folder / name).write_text(edited(REFERENCE.read_text(), edit))
     done = check(*names, "--step", "4", "--limit", "2", cwd=folder)
@@ -413,7 +426,7 @@ def test_check_survives_a_function_that(what: str, mischief: dict[str, str]) -> 
     assert hints_in(mischief[what], REFERENCE) == [MISCHIEF[what][1]], mischief[what]
 
 
-# Each has a bound of its own, should the limit that it tries fail.
+# Each program has an upper bound, so it ends even if the limit that it tests does not work.
 PIPES = (
     "import stat, struct\n"
     "pipes = [n for n in range(3, 200) if os.path.exists(f'/proc/self/fd/{n}')]\n"
@@ -488,7 +501,7 @@ GREEDY = {
     ),
     "forges an end": (PIPES.replace("DATA", 'b\'\\n{"end": "error"}\\n\''), "not_reduced"),
 }
-LITTLE = """
+LOW_LIMITS = """
 import sys
 sys.path.insert(0, sys.argv.pop(1))
 import check
@@ -501,35 +514,38 @@ check.main()
 
 @pytest.fixture(scope="module")
 def greedy(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Grade step 4 of files that take too much, or too much upon themselves, beside a copy."""
+    """Return the verdict on step 4 for each of these bodies of average_gradients.
+
+    They exceed limits or change files, so they are graded in a copy of the repository.
+    """
     folder = tmp_path_factory.mktemp("greedy")
     copy_grading(folder)
     names = [f"lab02_ddp-{number}.py" for number in range(len(GREEDY))]
-    for name, (instead, _) in zip(names, GREEDY.values(), strict=True):
-        edit = (Body("average_gradients"), instead)
+    for name, (body, _) in zip(names, GREEDY.values(), strict=True):
+        edit = (Body("average_gradients"), body)
         (folder / name).write_text(edited(REFERENCE.read_text(), edit))
-    kept = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     options = ("--step", "4", "--limit", "4")
-    done = run("python", "-B", "-c", LITTLE, folder / "labs", *names, *options, cwd=folder)
+    done = run("python", "-B", "-c", LOW_LIMITS, folder / "labs", *names, *options, cwd=folder)
     assert (done.returncode, done.stderr) == (1, ""), done.stderr
-    left = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    assert left == kept, "the graded files changed others, or wrote beside them"
+    after = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert after == before, "the graded files changed or wrote other files"
     parts = re.split(r"^lab02_ddp-\d+\.py, graded .*\n", done.stdout, flags=re.M)[1:]
     return dict(zip(GREEDY, map(unwrapped, parts), strict=True))
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="what a group takes is seen on Linux")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows what processes use")
 @pytest.mark.parametrize("what", GREEDY)
 def test_check_and_machine_survive_a_function_that(what: str, greedy: dict[str, str]) -> None:
     found = hints_in(greedy[what], REFERENCE)
-    wanted = GREEDY[what][1]
-    if wanted == "not_reduced":  # of two that both describe a group without an all-reduce
+    expected = GREEDY[what][1]
+    if expected == "not_reduced":  # both hints describe a group without an all-reduce
         assert found in (["not_reduced"], ["copy_reduced"]), greedy[what]
     else:
-        assert found == [wanted], greedy[what]
+        assert found == [expected], greedy[what]
 
 
-def test_limits_count_what_is_taken(tmp_path: Path) -> None:
+def test_limits_count_files_and_shared_memory(tmp_path: Path) -> None:
     for name in "abc":
         (tmp_path / name).touch()
     assert sandbox._folder_size(tmp_path) == 3 << 16
@@ -542,27 +558,29 @@ def test_limits_count_what_is_taken(tmp_path: Path) -> None:
             assert processes.memory_of(os.getpid()) > before + (32 << 20)
 
 
-@pytest.mark.parametrize("held_up", range(2))
-def test_lab01_hears_a_rank_that_the_machine_holds_up(
-    held_up: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("slow_rank", range(2))
+def test_lab01_waits_for_a_rank_that_is_slow_on_a_busy_machine(
+    slow_rank: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However short the others' patience is beside that, and however long they all wait."""
+    """The grader must wait, even if its timeouts are shorter than the delay of the rank."""
     lab01 = grading.grader("lab01_multi_gpu_setup")
     for name in ("LONG", "SHORT"):
         monkeypatch.setattr(lab01, name, timedelta(microseconds=1))
-    theirs = ModuleType("theirs")
+    submission = ModuleType("submission")
 
     def exchange(store, call, mine, rank, *rest):
-        if rank == held_up:
+        if rank == slow_rank:
             threading.Event().wait(0.01)
         return lab01.LAB.finished.exchange_metadata(store, call, mine, rank, *rest)
 
-    theirs.exchange_metadata = exchange
-    assert len(list(lab01.compare(theirs, 3))) == 1
+    submission.exchange_metadata = exchange
+    assert len(list(lab01.compare(submission, 3))) == 1
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody is seen asleep")
-def test_nobody_is_asleep_while_the_checker_is_held_up(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows whether a process sleeps")
+def test_a_delay_of_the_checker_does_not_count_as_sleep_of_the_ranks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     supervisor, now = grading.supervisor(), [0.0]
     monkeypatch.setattr(supervisor.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(processes, "ticks_and_sleep", lambda _: (0, True))
@@ -575,17 +593,17 @@ def test_nobody_is_asleep_while_the_checker_is_held_up(monkeypatch: pytest.Monke
     assert looks > supervisor.PATIENCE / supervisor.MAX_INTERVAL and not clock.is_over(60)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody is seen asleep")
-def test_who_waits_for_a_name_server_is_not_asleep() -> None:
-    ask, me = processes.waits_for_name_server, [os.getpid()]
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
-        assert not ask(me)
-        asking.connect(("127.0.0.1", 53))  # nothing is sent
-        assert ask(me)
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows whether a process sleeps")
+def test_a_process_that_waits_for_a_name_server_is_found() -> None:
+    waits, pids = processes.waits_for_name_server, [os.getpid()]
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as resolver:
+        assert not waits(pids)
+        resolver.connect(("127.0.0.1", 53))  # nothing is sent
+        assert waits(pids)
 
 
-def test_a_finding_is_not_what_other_ranks_wait_for() -> None:
-    """A rank that found a mistake comes to no further collective."""
+def test_the_mistake_of_a_rank_is_reported_before_the_hang_of_others() -> None:
+    """A rank that has found a mistake calls no more collectives. This is not an error."""
     calls = [Call("all_reduce", 1, False, "") for _ in range(2)]
     found = {"what": "a mistake", "hint": "its_hint"}
     ranks = [
@@ -597,7 +615,7 @@ def test_a_finding_is_not_what_other_ranks_wait_for() -> None:
 
 
 def test_collectives_are_compared_within_each_group() -> None:
-    """Messages, and the collectives of other groups, are different on each rank by nature."""
+    """Point-to-point messages and collectives of other groups may differ between ranks."""
     call, pairs = Call, [(0, 1), (0, 1), (2, 3), (2, 3)]
     in_pairs = [call("all_reduce", 1 + min(pair), False, "", members=pair) for pair in pairs]
     in_all = [call("barrier", 0, False, "")] * 4
@@ -616,21 +634,22 @@ def test_collectives_are_compared_within_each_group() -> None:
         verdict.compare_calls(Group(4, ranks), step)
 
 
-def test_a_step_borrows_what_it_does_not_grade() -> None:
+def test_a_step_replaces_the_code_that_it_does_not_grade() -> None:
     tools = importlib.import_module("graders.dsl")
     modules = [ModuleType("lab") for _ in range(2)]
     for number, module in enumerate(modules):
         text = f"def {{}}({{}}): return {number}\n".format
-        methods = "".join(f"    {text(name, 'self')}" for name in ("mine", "other"))
-        code = f"{text('mine', '')}{text('other', '')}class Kind:\n{methods}"
+        methods = "".join(f"    {text(name, 'self')}" for name in ("graded", "other"))
+        code = f"{text('graded', '')}{text('other', '')}class Kind:\n{methods}"
         exec(code, vars(module))
-    ours, theirs = modules
-    tools.keep_only(theirs, ours, "mine", "Kind.mine")
-    kind = theirs.Kind()
-    assert (theirs.mine(), theirs.other(), kind.mine(), kind.other()) == (1, 0, 1, 0)
+    reference, submission = modules
+    tools.keep_only(submission, reference, "graded", "Kind.graded")
+    kind = submission.Kind()
+    results = submission.graded(), submission.other(), kind.graded(), kind.other()
+    assert results == (1, 0, 1, 0)
 
 
-def test_tensors_of_other_shapes_are_not_the_same() -> None:
+def test_tensors_of_different_shapes_are_not_equal() -> None:
     torch, tools = map(importlib.import_module, ("torch", "graders.dsl"))
     assert tools.allclose(torch.ones(2, 3), torch.ones(2, 3))
     assert not tools.allclose(torch.ones(3), torch.ones(2, 3))
@@ -639,16 +658,16 @@ def test_tensors_of_other_shapes_are_not_the_same() -> None:
 
 def test_check_survives_floods_orphans_and_broken_files(tmp_path: Path) -> None:
     text = REFERENCE.read_text()
-    good = re.search(r"(?s)def average_gradients.*?# <<< solution", text)[0]
+    function = re.search(r"(?s)def average_gradients.*?# <<< solution", text)[0]
     flood = "    for _ in range(20_000):\n        print('x' * 200)\n"
     orphan = (
         "    import subprocess\n"
         "    subprocess.Popen(['setsid', 'sleep', '1000'], start_new_session=True)\n"
     )
-    head, body = good.split("gradients(module: nn.Module) -> None:\n", 1)
+    head, body = function.split("gradients(module: nn.Module) -> None:\n", 1)
     files = {
-        "flood": text.replace(good, f"{head}gradients(module):\n{flood}{body}"),
-        "orphan": text.replace(good, f"{head}gradients(module):\n{orphan}{body}"),
+        "flood": text.replace(function, f"{head}gradients(module):\n{flood}{body}"),
+        "orphan": text.replace(function, f"{head}gradients(module):\n{orphan}{body}"),
         "syntax": text + "def broken(:\n",
         "deleted": text.replace("def average_gradients", "def another_name"),
         "top": text + "import sys\nsys.exit(5)\n",
@@ -656,7 +675,7 @@ def test_check_survives_floods_orphans_and_broken_files(tmp_path: Path) -> None:
     for name, content in files.items():
         (tmp_path / f"lab02_ddp-{name}.py").write_text(content)
     names = [f"lab02_ddp-{name}.py" for name in files]
-    done = check(*names, "--step", "4", cwd=tmp_path)  # run() sees the orphan, if it is left
+    done = check(*names, "--step", "4", cwd=tmp_path)  # run() fails if the orphan still runs
     parts = re.split(r"^lab02_ddp-\w+\.py, graded .*\n", done.stdout, flags=re.M)[1:]
     result = dict(zip(files, map(unwrapped, parts), strict=True))
     hints = all_hints(REFERENCE)
@@ -669,7 +688,7 @@ def test_check_survives_floods_orphans_and_broken_files(tmp_path: Path) -> None:
     assert hints["exit"] in result["top"]
 
 
-def test_a_hanging_step_does_not_take_the_others_along(tmp_path: Path) -> None:
+def test_the_other_steps_pass_if_one_step_hangs(tmp_path: Path) -> None:
     hanging = (Body("average_gradients"), "dist.get_rank() or dist.barrier()")
     (tmp_path / "lab02_ddp.py").write_text(edited(REFERENCE.read_text(), hanging))
     done = check("lab02_ddp.py", cwd=tmp_path)
@@ -702,7 +721,9 @@ def test_check_is_deterministic(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_check_says_what_it_cannot_do(arguments, sentence, tmp_path: Path) -> None:
+def test_check_reports_wrong_arguments_in_one_sentence(
+    arguments, sentence, tmp_path: Path
+) -> None:
     done = check(*arguments, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (1, sentence + "\n")
 
@@ -744,26 +765,26 @@ def test_check_says_what_it_cannot_do(arguments, sentence, tmp_path: Path) -> No
         ("lab99.py", REFERENCE, "The name of the file lab99.py must begin with the name of a"),
     ],
 )
-def test_check_names_a_file_that_it_cannot_grade(name, content, sentence, tmp_path) -> None:
+def test_check_rejects_a_file_that_it_cannot_grade(name, content, sentence, tmp_path) -> None:
     """The program must end with one sentence before it imports torch."""
     content = content if isinstance(content, bytes) else content.read_bytes()
     (tmp_path / name).write_bytes(content)
     command = [sys.executable, "-X", "importtime", LABS / "check.py", name]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    said = [line for line in done.stderr.splitlines() if not line.startswith("import time:")]
+    lines = [line for line in done.stderr.splitlines() if not line.startswith("import time:")]
     assert done.returncode == 1 and not done.stdout
-    assert len(said) == 1 and sentence in said[0], said
+    assert len(lines) == 1 and sentence in lines[0], lines
     assert not re.search(r"\| +torch$", done.stderr, re.M)
 
 
-def test_check_refuses_the_file_of_another_lab(tmp_path: Path) -> None:
+def test_check_rejects_the_file_of_a_different_lab(tmp_path: Path) -> None:
     """Save each finished program under the name of the next lab; check.py must refuse it."""
     command = importlib.import_module("labs.check")
     programs = [*REFERENCES.values(), *(ROOT / f"assessment/{name}.py" for name in ASSESSED)]
     for program, other in zip(programs, [*programs[1:], programs[0]], strict=True):
         (tmp_path / other.name).write_bytes(program.read_bytes())
-        said = f"contains functions of {program.stem}, and no function of {other.stem}"
-        with pytest.raises(SystemExit, match=said):
+        message = f"contains functions of {program.stem}, and no function of {other.stem}"
+        with pytest.raises(SystemExit, match=message):
             command.lab_name(tmp_path / other.name)
 
 
@@ -788,7 +809,8 @@ def test_check_finds_the_lab_by_the_beginning_of_the_name(
     assert importlib.import_module("labs.check").lab_name(tmp_path / name) == lab
 
 
-IMPORTS = {  # the third line and what follows: the error that is reported, and the hint
+# For each end of a file, which begins on line 3: the reported error, and the hint.
+IMPORTS = {
     "  import os\n": ("IndentationError, line 3: unexpected indent", "syntax"),
     "if os:\n        pass\n\tpass\n": ("TabError, line 5: inconsistent use of tabs", "syntax"),
     "import no_such\n": ("ModuleNotFoundError, line 3: No module named 'no_such'", "module"),
@@ -797,21 +819,22 @@ IMPORTS = {  # the third line and what follows: the error that is reported, and 
 
 
 def test_an_import_that_fails_gets_its_hint(tmp_path: Path) -> None:
-    """The names of these files have a blank and a letter that is not ASCII."""
+    """The names of these files contain a space and a letter that is not ASCII."""
     names = [f"lab02_ddp é {number}.py" for number in range(len(IMPORTS))]
     for name, code in zip(names, IMPORTS, strict=True):
         (tmp_path / name).write_text(f"import sys\nimport os\n{code}", "utf-8")
     done = check(*names, "--step", "2", cwd=tmp_path)
     parts = re.split(r"^lab02_ddp é \d\.py, graded .*\n", done.stdout, flags=re.M)[1:]
-    for part, (said, hint) in zip(map(unwrapped, parts), IMPORTS.values(), strict=True):
-        assert f"the file cannot be imported: {said}" in part
+    for part, (error, hint) in zip(map(unwrapped, parts), IMPORTS.values(), strict=True):
+        assert f"the file cannot be imported: {error}" in part
         assert hints_in(part, REFERENCE) == [hint]
 
 
 STOPPED = (
     r": when the checker stopped them, rank 0 was in line (\d+) and rank 1 was in line (\d+)"
 )
-LOOPS = {  # the body of average_gradients: what is reported, the lines of the ranks, the hint
+# For each body of average_gradients: the message, the lines of the ranks, and the hint.
+LOOPS = {
     "while True:\n    pass": ("ranks 0 and 1 did not end", ("pass", "pass"), "endless"),
     "while not dist.get_rank():\n    len('')\ndist.barrier()": (
         "ranks 0 and 1 did not end", ("(", "dist.barrier()"), "endless",
@@ -824,37 +847,37 @@ LOOPS = {  # the body of average_gradients: what is reported, the lines of the r
 
 
 def test_an_endless_loop_is_ended_and_the_line_of_each_rank_is_named(tmp_path: Path) -> None:
-    """The line of a rank that waits in a collective is named, too."""
+    """The message also names the line of a rank that waits in a collective."""
     names = [f"lab02_ddp é {number}.py" for number in range(len(LOOPS))]
     for name, body in zip(names, LOOPS, strict=True):
         program = edited(REFERENCE.read_text(), (Body("average_gradients"), body))
         (tmp_path / name).write_text(program, "utf-8")
     done = check(*names, "--step", "4", "--limit", "5", cwd=tmp_path)
     parts = re.split(r"^lab02_ddp é \d\.py, graded .*\n", done.stdout, flags=re.M)[1:]
-    for name, part, (said, lines, hint) in zip(
+    for name, part, (message, lines, hint) in zip(
         names, map(unwrapped, parts), LOOPS.values(), strict=True
     ):
-        found = re.search(said + STOPPED, part)
+        found = re.search(message + STOPPED, part)
         assert found, part
         assert hints_in(part, REFERENCE) == [hint]
         text = (tmp_path / name).read_text("utf-8").splitlines()
         for number, words in zip(found.groups(), lines, strict=True):
-            loops = words == "pass" and "while True" in text[int(number) - 1]
-            assert loops or words in text[int(number) - 1], (number, words)
+            is_loop = words == "pass" and "while True" in text[int(number) - 1]
+            assert is_loop or words in text[int(number) - 1], (number, words)
 
 
 def test_a_rank_may_use_a_tenth_of_the_limit_itself() -> None:
     supervisor = grading.supervisor().Supervisor
     limits = (0.5, 3.0, 60.0, 200.0)
     step = grading.grader("lab02_ddp").LAB[1]
-    own = [supervisor("lab02_ddp", limit).own_limit(step) for limit in limits]
-    assert own == [0.5, 1.0, 6.0, 20.0]
+    own_limits = [supervisor("lab02_ddp", limit).own_limit(step) for limit in limits]
+    assert own_limits == [0.5, 1.0, 6.0, 20.0]
     compiles = dataclasses.replace(step, compiles=True)
     assert [supervisor("lab02_ddp", limit).own_limit(compiles) for limit in limits] == [*limits]
 
 
 @pytest.mark.parametrize("program", ["check.py", "start.py"])
-def test_help_is_answered_without_torch(program: str, tmp_path: Path) -> None:
+def test_help_is_printed_without_importing_torch(program: str, tmp_path: Path) -> None:
     command = [sys.executable, "-X", "importtime", LABS / program, "--help"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout and not re.search(r"\| +(torch|numpy)$", done.stderr, re.M)
@@ -862,7 +885,7 @@ def test_help_is_answered_without_torch(program: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "answer"),
+    ("name", "message"),
     [
         ("assignment4", "wrote my_labs/assignment4_two_levels.py"),
         ("assignment 4", "wrote my_labs/assignment4_two_levels.py"),
@@ -882,14 +905,14 @@ def test_help_is_answered_without_torch(program: str, tmp_path: Path) -> None:
         ),
     ],
 )
-def test_start_takes_the_beginning_of_a_name(asked: str, answer: str, tmp_path: Path) -> None:
-    command = [sys.executable, LABS / "start.py", asked]
+def test_start_accepts_the_beginning_of_a_name(name: str, message: str, tmp_path: Path) -> None:
+    command = [sys.executable, LABS / "start.py", name]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert answer in done.stdout + done.stderr, done
-    assert (tmp_path / "my_labs").exists() == answer.startswith("wrote")
+    assert message in done.stdout + done.stderr, done
+    assert (tmp_path / "my_labs").exists() == message.startswith("wrote")
 
 
-def test_folders_work_when_they_are_copied(tmp_path: Path) -> None:
+def test_a_copy_of_the_folders_works_and_a_missing_folder_is_named(tmp_path: Path) -> None:
     copy_grading(tmp_path)
     done = run("python", "labs/start.py", "2", cwd=tmp_path)
     assert "grade it: python labs/check.py my_labs/lab02_ddp.py" in done.stdout
@@ -912,20 +935,22 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 @pytest.mark.parametrize(
-    ("hook", "said"),
+    ("hook", "message"),
     [
-        # logging has a hook at a fork, too, and Python ignores a KeyboardInterrupt there
+        # Python ignores a KeyboardInterrupt in a hook of a fork. The module logging has a hook.
         ("os.register_at_fork(after_in_parent=lambda: signal.raise_signal(signal.SIGINT))",
          "Grading was interrupted."),
-        # not one byte is free anywhere
+        # no folder has free space
         ("tempfile._candidate_tempdir_list = list",
-         f"{host_checks.FULL}: check.py cannot write its temporary files. Free some space, or set the "
+         f"{host_checks.DISK_FULL}: check.py cannot write its temporary files. Free some space, or set the "
          "environment variable TMPDIR to a different folder."),
     ],
     ids=["an interrupt while ranks are forked", "no folder for temporary files"],
 )  # fmt: skip
-def test_check_says_in_a_word_why_it_ends(hook: str, said: str, tmp_path: Path) -> None:
+def test_check_prints_the_reason_if_it_ends_early(
+    hook: str, message: str, tmp_path: Path
+) -> None:
     code, lab = UNDER_A_HOOK.format(hook), LABS / "lab02_ddp.py"
     done = run("python", "-c", code, LABS / "check.py", lab, cwd=tmp_path)
-    assert (done.returncode, done.stderr.splitlines()[-1:]) == (1, [said]), done
+    assert (done.returncode, done.stderr.splitlines()[-1:]) == (1, [message]), done
     assert "passed" not in done.stdout and "Traceback" not in done.stderr

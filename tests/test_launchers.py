@@ -1,4 +1,4 @@
-"""Tests of the launchers: each runs the same script and reaches the loss of plain torchrun."""
+"""Tests of the launchers: each runs the same script and reaches the same loss as torchrun."""
 
 from __future__ import annotations
 
@@ -46,29 +46,26 @@ def run(folder: Path, command: str) -> subprocess.CompletedProcess:
     )  # fmt: skip
 
 
-TRAINED = [
+TRANSCRIPTS = [
     "train", "by_hand", "ssh/by_ssh", "accelerate/launch", "deepspeed/launch", "slurm/rehearse",
     "ray/train_ray",
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", TRAINED)
+@pytest.mark.parametrize("name", TRANSCRIPTS)
 def test_every_launcher_reaches_the_same_loss(name: str) -> None:
-    """Check the transcripts.
-
-    Other tests compare them with runs where the tools are installed.
-    """
+    """Check the transcripts. Their own tests run the launchers that are installed."""
     output = (LAUNCH / f"{name}.cpu.txt").read_text()
     assert output.startswith("# recorded ")
     last = [line for line in output.splitlines() if "loss" in line][-1]
     assert last.endswith(FINAL)
 
 
-def test_without_a_launcher_the_script_says_how_to_start_it(folder: Path) -> None:
-    ended = run(folder, f"env -u RANK -u WORLD_SIZE {sys.executable} train.py --checkpoints x")
-    assert ended.returncode == 1
-    assert "start this program with a launcher" in ended.stderr
-    assert "Traceback" not in ended.stderr
+def test_without_a_launcher_the_script_asks_for_one(folder: Path) -> None:
+    done = run(folder, f"env -u RANK -u WORLD_SIZE {sys.executable} train.py --checkpoints x")
+    assert done.returncode == 1
+    assert "start this program with a launcher" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_by_hand_ends_all_ranks_when_one_fails(folder: Path) -> None:
@@ -77,8 +74,8 @@ def test_by_hand_ends_all_ranks_when_one_fails(folder: Path) -> None:
         "import os, sys, time\nif os.environ['RANK'] == '1': sys.exit(3)\ntime.sleep(1e9)\n"
     )
     shutil.copy2(LAUNCH / "by_hand.py", folder)
-    ended = run(folder, f"{sys.executable} by_hand.py --nproc-per-node=2 rank.py")
-    assert ended.returncode == 3
+    done = run(folder, f"{sys.executable} by_hand.py --nproc-per-node=2 rank.py")
+    assert done.returncode == 3
     assert left_behind(str(folder), in_command=True) == []
 
 
@@ -86,22 +83,22 @@ def test_by_ssh_ends_all_hosts_when_one_fails(folder: Path) -> None:
     """The second host fails at once; the first one would run forever."""
     (folder / "rsh.sh").write_text('[ "$1" = b ] && exit 3\nexec sleep 1000000\n')
     command = f'HOSTS="a b" RSH="bash rsh.sh" bash {LAUNCH}/ssh/by_ssh.sh'
-    ended = run(folder, command)
-    assert ended.returncode == 3
+    done = run(folder, command)
+    assert done.returncode == 3
 
 
 def test_deepspeed_ends_the_other_node_when_one_fails(folder: Path) -> None:
-    """The deepspeed command starts another process and does not forward signals to it.
+    """The deepspeed command starts a second process and does not forward signals to it.
 
-    Without this check, a node that lost its port left the other node waiting for half an hour.
+    If one node fails, for example because its port is in use, the other node must not wait.
     """
     (folder / "deepspeed").write_text(
         "#!/bin/bash\n[[ $* == *--node_rank=0* ]] && exit 3\n"
         f'bash -c "sleep 1000000; : {folder}"\n'
     )
     (folder / "deepspeed").chmod(0o755)
-    ended = run(folder, f"PATH={folder}:$PATH bash {LAUNCH}/deepspeed/launch.sh")
-    assert ended.returncode == 3
+    done = run(folder, f"PATH={folder}:$PATH bash {LAUNCH}/deepspeed/launch.sh")
+    assert done.returncode == 3
     until(lambda: left_behind(str(folder), in_command=True) == [])
 
 
@@ -179,7 +176,7 @@ def test_a_job_at_its_time_limit_saves_and_continues_without_a_lost_step() -> No
     assert output.rstrip().splitlines()[-1] == f"      2 step ≈{saved}"
 
 
-@pytest.mark.parametrize("again", [(), (0.05, 0.1)], ids=["once", "thrice"])
+@pytest.mark.parametrize("again", [(), (0.05, 0.1)], ids=["one signal", "three signals"])
 def test_an_interrupted_rehearsal_leaves_nothing(folder: Path, again: tuple) -> None:
     """Test one Ctrl-C, and three in a row from an impatient user."""
     slurm_or_skip()
@@ -200,7 +197,7 @@ def test_an_interrupted_rehearsal_leaves_nothing(folder: Path, again: tuple) -> 
 
 @pytest.fixture
 def understood():
-    """Return the page's program, which checks manifests with these models."""
+    """Return the module that checks manifests with the published models."""
     pytest.importorskip("kubeflow_trainer_api.models")
     pytest.importorskip("kubeflow.training.api_client")
     path = LAUNCH / "kubernetes/understood.py"

@@ -30,22 +30,24 @@ def run_in_namespaces(
     `spaces` contains options of unshare, for example `--net`. In the namespaces, the user is
     root.
     """
-    own = [[], ["--map-root-user"]]
+    users = [[], ["--map-root-user"]]
     tools = (
-        [["unshare", *more, *spaces.split()] for more in own] if shutil.which("unshare") else []
+        [["unshare", *user, *spaces.split()] for user in users]
+        if shutil.which("unshare")
+        else []
     )
-    starts = (
+    permitted = (
         tool
         for tool in tools
         if not subprocess.run([*tool, "true"], capture_output=True).returncode
     )
-    if (tool := next(starts, None)) is None:
+    if (tool := next(permitted, None)) is None:
         pytest.skip(f"unshare {spaces} is not permitted on this machine")
-    kept = {key: value for key, value in os.environ.items() if not re.match("CI$|PYTEST_", key)}
+    env = {key: value for key, value in os.environ.items() if not re.match("CI$|PYTEST_", key)}
     done = subprocess.run(
         [*tool, "bash", "-euc", script],
         cwd=folder,
-        env=kept | {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"} | variables,
+        env=env | {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"} | variables,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         encoding="utf-8",
@@ -93,7 +95,7 @@ def test_a_full_disk_is_reported(book: Book) -> None:
     small.mkdir()
     script = f"mount -t tmpfs -o size=64k none '{small}'; {PYTEST} -k cpu"
     status, output = run_in_namespaces("--mount", script, book.root, TMPDIR=str(small))
-    assert status != 0 and f"{host_checks.FULL}: make room" in output, output
+    assert status != 0 and f"{host_checks.DISK_FULL}: make room" in output, output
     assert "Traceback" not in output, output
 
 
@@ -145,11 +147,11 @@ def test_tests_use_batch_scheduling_but_recording_does_not(book: Book, monkeypat
     # the fork server may already run with batch scheduling
     monkeypatch.setattr("processes.LAUNCHER", [None])
     book.program("how", "import os\nprint(os.sched_getscheduler(0))\n", "$ python how.py\n")
-    mine = os.sched_getscheduler(0)  # child processes inherit it
+    before = os.sched_getscheduler(0)  # child processes inherit it
     os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
     recorded = book.pytest("--record", "--device", "cpu", "snippets")
     host_checks.use_batch_scheduling()
-    assert mine == os.sched_getscheduler(0) == os.SCHED_BATCH
+    assert before == os.sched_getscheduler(0) == os.SCHED_BATCH
     assert book.read("snippets/t/how.cpu.txt").endswith(f"\n{os.SCHED_OTHER}\n"), recorded
 
 
@@ -161,7 +163,8 @@ def test_an_incomplete_copy_is_removed_on_a_full_disk(tmp_path: Path) -> None:
     status, output = run_in_namespaces("--mount", f"cd '{tmp_path}'; {script}", tmp_path)
     assert status == 0, output
     assert (
-        f"start.py cannot write my_labs/lab02_ddp.py: {host_checks.FULL}. Make sure" in output
+        f"start.py cannot write my_labs/lab02_ddp.py: {host_checks.DISK_FULL}. Make sure"
+        in output
     ), output
 
 
@@ -185,8 +188,8 @@ def test_a_terminated_session_leaves_no_process_and_no_file(
     if workers:
         pytest.importorskip("xdist")
     mark, folder = f"asleep-{os.getpid()}-{workers}", tmp_path_factory.mktemp("temporary")
-    begun = folder / "begun"
-    code = f"import pathlib, time\npathlib.Path({str(begun)!r}).touch()\ntime.sleep(3600)\n"
+    started = folder / "started"
+    code = f"import pathlib, time\npathlib.Path({str(started)!r}).touch()\ntime.sleep(3600)\n"
     conftest = "import tempfile\ndef pytest_runtestloop(): tempfile.mkdtemp()\n"
     book.write("conftest.py", conftest)  # creates a folder that no fixture removes
     book.program("asleep", f"{code}# {mark}\n", f"$ python asleep.py {mark}\n")
@@ -201,7 +204,7 @@ def test_a_terminated_session_leaves_no_process_and_no_file(
         start_new_session=True,
     )
     try:
-        until(begun.exists, process)
+        until(started.exists, process)
         process.send_signal(signal.SIGTERM)
         output, _ = process.communicate(timeout=HANG)
     finally:
@@ -209,7 +212,7 @@ def test_a_terminated_session_leaves_no_process_and_no_file(
     assert process.returncode == pytest.ExitCode.INTERRUPTED, output
     assert not left_behind(mark, in_command=True)
     assert not left_behind(str(folder))
-    assert {each.name.partition("-")[0] for each in folder.iterdir()} <= {"begun", "pytest"}
+    assert {each.name.partition("-")[0] for each in folder.iterdir()} <= {"started", "pytest"}
 
 
 # the smallest build backend for `pip install --editable .`
@@ -242,8 +245,8 @@ def test_an_interrupted_installation_is_repaired(tmp_path: Path) -> None:
         )
         wheel.writestr(f"{about}RECORD", "")
     (tmp_path / "requirements").mkdir()
-    wanted = tmp_path / "requirements/read.txt"
-    wanted.write_text("tiny==1\n")
+    requirements = tmp_path / "requirements/read.txt"
+    requirements.write_text("tiny==1\n")
     (tmp_path / "pyproject.toml").write_text(
         '[build-system]\nrequires = ["tiny"]\nbuild-backend = "tiny"\n'
         '[project]\nname = "book"\nversion = "1"\n'
@@ -276,7 +279,7 @@ def test_an_interrupted_installation_is_repaired(tmp_path: Path) -> None:
     status, output = make()
     assert status == 0 and (folder / "tiny.py").exists(), output
     assert "Creating the environment" not in output
-    wanted.write_text("tiny==2\n")  # newer than the stamp, but not available
+    requirements.write_text("tiny==2\n")  # newer than the stamp, but not available
     os.utime(stamp, (0, 0))
     status, output = make()
     assert status != 0 and "pip printed the reason above" in output, output

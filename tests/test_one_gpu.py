@@ -1,4 +1,4 @@
-"""Two ranks on a machine with one GPU are on the CPU, and so is what libraries do for them."""
+"""Tests on a machine with one GPU: two ranks use only the CPU, and so do their libraries."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PROGRAMS = [
     "labs/launch/train.py",
 ]
 INPUTS = PROGRAMS
-# torch sees it, nobody can use it; an optimizer asks for its stream before each step
+# torch reports one GPU, but using it fails. An optimizer reads the current stream in each step.
 ONE_GPU = """
 from types import SimpleNamespace
 import torch
@@ -30,26 +30,26 @@ torch.accelerator.current_stream = lambda: SimpleNamespace(is_capturing=lambda: 
 
 
 def run(text: str, folder: Path) -> tuple[int | None, str]:
-    """A program's exit status and what it says on stderr, two ranks beside one GPU."""
+    """Run a program with two ranks and one GPU; return its exit status and its error output."""
     (folder / "sitecustomize.py").write_text(ONE_GPU)
     (folder / "program.py").write_text(text, "utf-8")
     words = ["torchrun", "--nproc-per-node=2", "program.py"]
     words += ["--checkpoints", "saved"] if "--checkpoints" in text else []
-    env = {"PYTHONPATH": str(folder), "CUDA_VISIBLE_DEVICES": ""}  # no other than this one
+    env = {"PYTHONPATH": str(folder), "CUDA_VISIBLE_DEVICES": ""}  # hide real GPUs
     process = start(words, folder, dict(os.environ) | env)
     _, err = process.communicate(timeout=HANG)
     return process.returncode, err
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_ranks_on_the_cpu_leave_the_gpu_alone(name: str, tmp_path: Path) -> None:
+def test_two_ranks_do_not_use_the_only_gpu(name: str, tmp_path: Path) -> None:
     status, err = run((ROOT / name).read_text("utf-8"), tmp_path)
     if "this program needs: pip install" in err:
         pytest.skip(err.splitlines()[0])
     assert status == 0, err
 
 
-def test_without_a_mesh_fully_shard_takes_the_gpu(tmp_path: Path) -> None:
+def test_fully_shard_without_a_mesh_uses_the_gpu(tmp_path: Path) -> None:
     text = (ROOT / FSDP2).read_text("utf-8")
     status, err = run(text.replace(", mesh=mesh", ""), tmp_path)
     assert status == 1 and "_init_default_mesh" in err

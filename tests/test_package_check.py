@@ -1,4 +1,4 @@
-"""The mini-project's checker: a complete package passes, each fault is named."""
+"""Tests of package_check.py: a complete package passes, and each fault is reported."""
 
 import importlib.util
 import os
@@ -46,7 +46,8 @@ def samples():
     return [*shapes, (torch.ones(4, 5).t(),), (wanted,)]
 """,
 }
-WRONG = {  # a fault: the file, what is replaced in it
+# For each fault: the file, a text in it, and the text that replaces it.
+WRONG = {
     "names": ("pyproject.toml", "graded::twice", "twice"),
     "kernel": ("csrc/twice.cpp", "TORCH_LIBRARY_IMPL", "IMPL"),
     "build": ("setup.py", "CppExtension", "Nothing"),
@@ -61,8 +62,9 @@ WRONG = {  # a fault: the file, what is replaced in it
     "benchmark": ("benchmark.py", "perf_counter", "time"),
     "readme": ("README.md", "| 1024 | 3 | 2 |", "soon"),
 }
-AT_WORK = {
-    "not_cpp": ("README.md", "1024", "1024"),  # always: this kernel is registered by Python
+# Faults that only a run of the operator shows, in the same form.
+AT_RUN_TIME = {
+    "not_cpp": ("README.md", "1024", "1024"),  # no change: Python registers this kernel
     "samples": ("twice/__init__.py", "(0, 1, 5)", "(2, 1, 5)"),
     "gradient": ("twice/__init__.py", "dtype=torch.float64, ", ""),
     "opcheck_fails": ("twice/__init__.py", "torch.empty_like(x)", "x.new_empty(1)"),
@@ -70,8 +72,8 @@ AT_WORK = {
     "import": ("twice/__init__.py", "import torch", "import torch, twice._C"),
     "tests_fail": ("tests/test_twice.py", "pass", "raise ValueError"),
 }
-# grades all folders in one process: the import of torch is what takes time
-# the tests of the package are run once where they pass and once where they do not
+# Check all folders in one process, because importing torch takes most of the time. Only two
+# folders run the tests of the package: one whose tests pass, and one whose tests fail.
 GRADE = """
 import subprocess, sys, importlib.util, torch
 spec = importlib.util.spec_from_file_location("package_check", sys.argv[1])
@@ -81,8 +83,8 @@ from pathlib import Path
 run, passed = subprocess.run, subprocess.CompletedProcess([], 0)
 for folder in sys.argv[2:]:
     path = list(sys.path)
-    tested = Path(folder).name in ("tests_fail", "complete")
-    subprocess.run = run if tested else lambda *command, **options: passed
+    runs_tests = Path(folder).name in ("tests_fail", "complete")
+    subprocess.run = run if runs_tests else lambda *command, **options: passed
     print("FOUND", folder, *checker.missing_at_work(Path(folder)), flush=True)
     sys.path[:] = path
     sys.modules.pop("twice", None)
@@ -106,26 +108,26 @@ def checker():
     return module
 
 
-def test_complete_files_lack_nothing(checker, tmp_path: Path) -> None:
+def test_no_fault_is_reported_in_complete_files(checker, tmp_path: Path) -> None:
     assert list(checker.missing_in_files(write(tmp_path / "twice"))) == []
 
 
 @pytest.mark.parametrize("fault", WRONG)
-def test_files_are_read(fault: str, checker, tmp_path: Path) -> None:
+def test_a_fault_in_a_file_is_reported(fault: str, checker, tmp_path: Path) -> None:
     assert list(checker.missing_in_files(write(tmp_path / "twice", *WRONG[fault]))) == [fault]
 
 
-def test_every_point_of_the_rubric_is_provoked(checker) -> None:
-    assert set(checker.RUBRIC) == {*WRONG, *AT_WORK}
+def test_every_point_of_the_rubric_has_a_fault(checker) -> None:
+    assert set(checker.RUBRIC) == {*WRONG, *AT_RUN_TIME}
 
 
-def test_operator_at_work(tmp_path: Path) -> None:
-    """The faults that show only when it runs, each in a namespace of its own."""
+def test_a_fault_of_a_running_operator_is_reported(tmp_path: Path) -> None:
+    """Each package registers its operator in a separate namespace."""
     folders = []
     complete = write(tmp_path / "complete", "pyproject.toml", "graded::twice", "aten::celu")
-    folders.append(str(complete))  # a kernel in C++ that is there already
-    for fault, change in AT_WORK.items():
-        folder = write(tmp_path / fault, *change)
+    folders.append(str(complete))  # a C++ kernel of torch
+    for fault, edit in AT_RUN_TIME.items():
+        folder = write(tmp_path / fault, *edit)
         for name in ("pyproject.toml", "twice/__init__.py"):
             path = folder / name
             path.write_text(path.read_text().replace("graded::", f"graded_{fault}::"))
@@ -137,19 +139,21 @@ def test_operator_at_work(tmp_path: Path) -> None:
     lines = [line.split()[1:] for line in out.splitlines() if line.startswith("FOUND")]
     found = {Path(folder).name: faults for folder, *faults in lines}
     assert found["complete"] == [], out
-    for fault in AT_WORK:
-        wanted = [fault] if fault in ("not_cpp", "import") else sorted([fault, "not_cpp"])
-        assert sorted(found[fault]) == wanted, out
+    for fault in AT_RUN_TIME:
+        expected = [fault] if fault in ("not_cpp", "import") else sorted([fault, "not_cpp"])
+        assert sorted(found[fault]) == expected, out
 
 
-def test_nothing_is_overwritten(checker, tmp_path: Path) -> None:
+def test_an_existing_folder_or_an_invalid_name_is_rejected(checker, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     for name, sentence in (("mine", "I will not overwrite"), ("my-op", "cannot be imported")):
         with pytest.raises(SystemExit, match=sentence):
             checker.begin(tmp_path / name)
 
 
-def test_a_new_folder_lacks_every_file_but_the_gpu_ones(checker, tmp_path: Path) -> None:
+def test_a_new_folder_has_every_fault_except_those_of_cuda_code(
+    checker, tmp_path: Path
+) -> None:
     checker.begin(tmp_path / "mine")
     of_a_gpu = {"stream", "guard", "launch_error"}
     assert set(checker.missing_in_files(tmp_path / "mine")) == {*WRONG} - of_a_gpu

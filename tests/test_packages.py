@@ -1,4 +1,4 @@
-"""The packages: each layer imports only lower layers, and the figure shows the imports as they are."""
+"""Tests of the packages: layers import only lower layers, and the figure shows all imports."""
 
 from pathlib import Path
 
@@ -41,7 +41,7 @@ def test_an_import_of_a_higher_layer_is_reported(
 def test_the_figure_shows_the_imports() -> None:
     committed = package_figure.FIGURE.read_text("utf-8")
     assert committed == package_figure.figure(), (
-        "the imports have changed: python -m worldsize.tools.package_figure"
+        "the imports have changed, so draw the figure: python -m worldsize.tools.package_figure"
     )
 
 
@@ -50,4 +50,4 @@ def test_no_arrow_of_the_figure_points_upwards() -> None:
     level = {name: row for row, names in enumerate(rows) for name in names}
     arrows = package_figure.imports(sorted(level))
     assert arrows, "the figure has no arrow"
-    assert [(one, other) for one, other in arrows if level[one] >= level[other]] == []
+    assert [(start, end) for start, end in arrows if level[start] >= level[end]] == []

@@ -14,7 +14,7 @@ from processes import HANG, LAUNCHER
 from worldsize.execution import gpu_clocks, prefork, requirements, runner
 from worldsize.model import BookError, atomic_write, fingerprint, page
 from worldsize.model.page import Embed, resolve
-from worldsize.model.program import Program, gpu_kind, is_orphan, is_program, recorded_on
+from worldsize.model.program import Program, gpu_kind, is_orphan, is_program, transcript_device
 from worldsize.model.transcript import (
     Clocks,
     Tolerances,
@@ -72,11 +72,11 @@ def test_whatever_an_outcome_depends_on_changes_the_digest(tmp_path: Path, monke
     changed("ab", "c")
     assert changed("a", "bc")
     monkeypatch.setattr(sys, "version", "another")
-    fingerprint._surroundings.cache_clear()
+    fingerprint._installed_versions.cache_clear()
     names.append("another Python")
     assert changed("a", "bc")
     monkeypatch.undo()
-    fingerprint._surroundings.cache_clear()
+    fingerprint._installed_versions.cache_clear()
 
 
 def test_what_passed_is_noted_beside_what_other_runs_noted(tmp_path: Path, monkeypatch) -> None:
@@ -105,7 +105,7 @@ def test_a_transcript_says_again_what_was_read() -> None:
         ("python a.py \\\n    --more", ["a path C:\\", "next"], 3),
         ("ls", [], 0),
     ]
-    with pytest.raises(BookError, match=r"t:3: output after `\[exit status"):
+    with pytest.raises(BookError, match=r"t:3: this output is after `\[exit status"):
         Transcript.parse("$ false\n[exit status 1]\nmore\n", "t")
     assert output_lines("step 1\rstep 2\r\ndone  \n\n") == ["step 2", "done"]
 
@@ -196,7 +196,7 @@ def test_a_program_is_known_by_where_it_lies_and_what_it_uses(book: Book) -> Non
         assert not is_orphan(book.write(f"snippets/t/{name}", "<svg/>"), book.root)
     assert is_orphan(book.write("snippets/t/gone.a100.txt", ""), book.root)
     assert waits.devices == ["cpu", "cuda", "rtx-4090"]
-    assert recorded_on(Path("waits.rtx-4090.txt")) == "rtx-4090"
+    assert transcript_device(Path("waits.rtx-4090.txt")) == "rtx-4090"
 
 
 # --- running ---------------------------------------------------------------------------------
@@ -226,9 +226,9 @@ def test_what_starts_warm_needs_no_shell_but_to_filter(
     command: str, program: str, takes: bool
 ) -> None:
     launcher = prefork.Launcher()
-    assert launcher.takes(command, program) is takes
+    assert launcher.accepts(command, program) is takes
     if program.endswith("first.py"):
-        assert launcher.takes(command, program, 1)
+        assert launcher.accepts(command, program, 1)
 
 
 @pytest.mark.parametrize(
@@ -249,7 +249,7 @@ def test_what_compiles_warm_shares_its_headers() -> None:
             "import os; from torch._inductor import codecache as c, config\n"
             "print(config.cpp_cache_precompile_headers, os.environ['TMPDIR'] in c._HEADER_DIR)\n"
         )
-        done = runner.run("python a.py", folder, limit=HANG, warm=launcher)
+        done = runner.run("python a.py", folder, limit=HANG, launcher=launcher)
     assert done.stdout == "True False\n", done.stderr
 
 
@@ -429,7 +429,7 @@ def test_gpus_and_ranks_are_those_of_all_commands() -> None:
 def test_what_a_gpu_runs_is_what_is_listed(book: Book) -> None:
     book.write("snippets/t/add.cpu.txt", "$ nvcc add.cu -o add\n$ python emulate.py add.cu\n")
     add = Program(book.root, book.write("snippets/t/add.cu", "int main() {}\n"))
-    assert add.on_gpu is None
+    assert add.gpu_template is None
     listed = """
         "snippets/t/add.cu" = \'\'\'
         $ ./add
@@ -438,7 +438,7 @@ def test_what_a_gpu_runs_is_what_is_listed(book: Book) -> None:
         \'\'\'
     """
     book.write("snippets/gpu.toml", listed)
-    assert add.on_gpu.text() == (
+    assert add.gpu_template.text() == (
         "$ nvcc add.cu -o add\n$ ./add\n$ ./add beside.cu\n[exit status 1]\n"
     )
     book.write("snippets/t/beside.cu", "")
@@ -693,7 +693,7 @@ class FakeNvml:
 
 def test_the_clock_of_a_gpu_is_recorded_while_it_is_busy() -> None:
     nvml = FakeNvml((345, 1), (900, 0), (1980, 0), (1410, 4), (1500, 64 | 1024))
-    with gpu_clocks.Recorder(nvml, pause=0.001) as recorder:
+    with gpu_clocks.Recorder(nvml, interval=0.001) as recorder:
         assert nvml.sampled.wait(30)
         nvml.sampled.clear()
         assert nvml.sampled.wait(30)  # the last reading was sampled, too
@@ -705,10 +705,10 @@ def test_the_clock_of_a_gpu_is_recorded_while_it_is_busy() -> None:
 
 def test_no_clock_is_recorded_of_an_idle_gpu_or_without_a_driver() -> None:
     idle = FakeNvml((345, 1))
-    with gpu_clocks.Recorder(idle, pause=0.001) as recorder:
+    with gpu_clocks.Recorder(idle, interval=0.001) as recorder:
         assert idle.sampled.wait(30)
     assert recorder.result() is None
-    with gpu_clocks.Recorder(FakeNvml(), pause=0.001) as recorder:
+    with gpu_clocks.Recorder(FakeNvml(), interval=0.001) as recorder:
         pass
     assert recorder.result() is None
 
@@ -746,7 +746,7 @@ def test_a_transcript_is_valid_with_and_without_a_clock(
 
 
 def test_an_unknown_end_of_the_first_line_is_an_error() -> None:
-    with pytest.raises(BookError, match="this is no `# recorded …` line"):
+    with pytest.raises(BookError, match="not a valid `# recorded …` line"):
         Transcript.parse(f"{ON_A_GPU}, SM clock fast\n$ python p.py\n1\n")
 
 

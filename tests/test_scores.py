@@ -1,4 +1,4 @@
-"""Tests of the scores: all reports are graded again, and all counts are right."""
+"""Tests of the scores: the numbers in all reports and the counts of bytes are right."""
 
 import importlib
 import json
@@ -20,7 +20,7 @@ REPORTS = sorted((ROOT / "assessment/scores").glob("*.toml"))
 ASSIGNMENT = (ROOT / "assessment/assignment3_graphs.py").read_text()
 FIRST_FIT = "for number, birth in born.items():"
 LARGEST_FIRST = "for number, birth in sorted(born.items(), key=lambda each: -sizes[each[0]]):"
-OTHERS = "if dies[other] >= birth"
+OVERLAP = "if dies[other] >= birth"
 
 
 Scores = dict[tuple[str, str, str], float]  # ("lab02_ddp", "step3", "messages"): 13
@@ -40,7 +40,7 @@ def printed(output: str) -> Scores:
 
 
 def finished() -> Scores:
-    """Return the scores in the transcripts of the finished programs."""
+    """Return the scores in the transcripts of the finished programs, as `printed` does."""
     found: Scores = {}
     for path in [*ROOT.glob("labs/*.cpu.txt"), *ROOT.glob("assessment/*.cpu.txt")]:
         graded = re.split(r"^(?=\$ )", path.read_text(), flags=re.M)
@@ -64,18 +64,18 @@ def wrong_scores(path: Path, folder: Path) -> str:
         if done.returncode:
             return done.stdout + done.stderr
         found |= printed(done.stdout)
-    found = {of: value for of, value in found.items() if of[0] in report}
+    found = {key: value for key, value in found.items() if key[0] in report}
     claimed = {
         (name, step, kind): value
         for name, lab in report.items()
         for step in lab.keys() - {"file", "program"}
         for kind, value in lab[step].items()
     }
-    wrong = [of for of in claimed | found if claimed.get(of) != found.get(of)]
+    wrong = [key for key in claimed | found if claimed.get(key) != found.get(key)]
     return "".join(
-        f"{' '.join(of)}: {path.name} contains {claimed.get(of)}, "
-        f"but the score is {found.get(of)}\n"
-        for of in wrong
+        f"{' '.join(key)}: {path.name} contains {claimed.get(key)}, "
+        f"but the score is {found.get(key)}\n"
+        for key in wrong
     )
 
 
@@ -85,14 +85,14 @@ def test_the_scores_of_a_report_are_right(path: Path, tmp_path: Path) -> None:
     assert not wrong, wrong
 
 
-def test_reference_report_has_all_scores_of_the_finished_programs() -> None:
+def test_the_reference_report_names_all_finished_programs_with_scores() -> None:
     report = tomllib.loads((ROOT / "assessment/scores/reference.toml").read_text())
     assert set(report) == {name for name, _, _ in finished()}
 
 
 def test_a_better_report_is_accepted_and_a_forged_one_is_not(tmp_path: Path) -> None:
     better = ASSIGNMENT.replace(FIRST_FIT, LARGEST_FIRST)
-    better = better.replace(OTHERS, f"{OTHERS} and born[other] <= dies[number]")
+    better = better.replace(OVERLAP, f"{OVERLAP} and born[other] <= dies[number]")
     (tmp_path / "assignment3_graphs-better.py").write_text(better)
     path = tmp_path / "better.toml"
     done = check("assignment3_graphs-better.py", "--report", path.name, cwd=tmp_path)
@@ -128,7 +128,7 @@ def test_check_writes_no_report_if_a_step_fails(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["assignment3_graphs.py"]
 
 
-def test_the_table_lists_who_has_a_better_score(tmp_path: Path) -> None:
+def test_the_table_names_the_people_with_a_better_score(tmp_path: Path) -> None:
     folder = tmp_path / table.FOLDER
     folder.mkdir(parents=True)
     for who, messages in (("reference", 12), ("ann", 3), ("ben", 12), ("eve", 3), ("zoe", 20)):
@@ -142,11 +142,11 @@ def test_the_table_lists_who_has_a_better_score(tmp_path: Path) -> None:
         table.show(["other"], tmp_path)
 
 
-NO_MORE = "mine already exists, and check.py does not overwrite it. Name a new file."
+EXISTS = "mine already exists, and check.py does not overwrite it. Name a new file."
 NO_FOLDER = "There is no folder {}. Create it, or name a different folder."
-REFUSED = {
-    "--report mine": NO_MORE,
-    "--draw mine": NO_MORE,
+REJECTED = {
+    "--report mine": EXISTS,
+    "--draw mine": EXISTS,
     "--report no/new.toml": NO_FOLDER.format("no"),
     "--report mine/new.toml": NO_FOLDER.format("mine"),
     "--report new --step 2": "--report needs the scores of all steps. Leave out --step.",
@@ -170,10 +170,10 @@ for words in json.loads(sys.argv[2]):
 
 def test_check_rejects_wrong_options_before_it_grades(tmp_path: Path) -> None:
     for name in ("lab02_ddp.py", "lab02_ddp-b.py", "mine"):
-        (tmp_path / name).write_text("kept")
-    done = run("python", "-c", CALL_CHECK, LABS, json.dumps(list(REFUSED)), cwd=tmp_path)
-    assert (done.stdout.splitlines(), done.stderr) == (list(REFUSED.values()), "")
-    assert {path.read_text() for path in tmp_path.iterdir()} == {"kept"}
+        (tmp_path / name).write_text("old text")
+    done = run("python", "-c", CALL_CHECK, LABS, json.dumps(list(REJECTED)), cwd=tmp_path)
+    assert (done.stdout.splitlines(), done.stderr) == (list(REJECTED.values()), "")
+    assert {path.read_text() for path in tmp_path.iterdir()} == {"old text"}
 
 
 # --- counting -----------------------------------------------------------------------------

@@ -20,12 +20,12 @@ TABLE = """==PROF== Connected to process 7
 
 def run(folder: Path, naive: str, table: str = TABLE) -> subprocess.CompletedProcess:
     """Run the program with a fake ncu that counts 1,000 requests, and `naive` sectors."""
-    for name, does in {
+    for name, script in {
         "nvidia-smi": "",
         "nvcc": "touch sgemm",
         "ncu": f"case \"$*\" in *naive*) cat '{folder}/naive';; *) cat '{folder}/other';; esac",
     }.items():
-        (folder / name).write_text(f"#!/bin/sh\n{does}\n")
+        (folder / name).write_text(f"#!/bin/sh\n{script}\n")
         (folder / name).chmod(0o755)
     (folder / "naive").write_text(table.format(naive))
     (folder / "other").write_text(table.format("2,500"))

@@ -23,7 +23,7 @@ HELLO = [{"role": "user", "content": "hello"}]
 
 
 @contextmanager
-def serving(*options: str) -> Iterator[str]:
+def run_server(*options: str) -> Iterator[str]:
     """Start a server on a free port, and yield its base URL."""
     command = [sys.executable, PROGRAMS / "serve.py", "--port", "0", *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -35,13 +35,13 @@ def serving(*options: str) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def openai() -> ModuleType:
-    """Return the package, which takes seconds to import; other modules are collected without it."""
+    """Return the package. It is imported late, because the import lasts several seconds."""
     return pytest.importorskip("openai")
 
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    with serving("--slots", "1", "--queue", "1") as url:
+    with run_server("--slots", "1", "--queue", "1") as url:
         yield url
 
 
@@ -101,7 +101,7 @@ def test_invalid_requests_are_rejected(
 
 def test_a_full_queue_is_reported(openai: ModuleType) -> None:
     with (
-        serving("--queue", "0") as url,
+        run_server("--queue", "0") as url,
         openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client,
         pytest.raises(openai.RateLimitError) as raised,
     ):

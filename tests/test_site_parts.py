@@ -234,8 +234,8 @@ def test_a_page_lists_programs_that_wait_for_a_gpu(book: Book) -> None:
 
     assert built_page("setup.md") == "# T\n"
     book.write("snippets/gpu.toml", '"snippets/t/p.py" = "$ python p.py"\n')
-    one = "ot yet recorded on a GPU: 1 program · [what ran where](/what_ran_where.md)\n"
-    assert f"\nN{one}" in built_page("setup.md") and f" · n{one}" in built_page("02_p.md")
+    note = "ot yet recorded on a GPU: 1 program · [what ran where](/what_ran_where.md)\n"
+    assert f"\nN{note}" in built_page("setup.md") and f" · n{note}" in built_page("02_p.md")
     waits = programs._what_ran_where(book.root)
     assert "1 program would show more on a GPU, but" in waits and waits.count("p.py") == 2
     book.write("snippets/t/p.a100.txt", RECORDED + "$ python p.py\n1\n")
@@ -244,7 +244,7 @@ def test_a_page_lists_programs_that_wait_for_a_gpu(book: Book) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "says"),
+    ("name", "text", "summary"),
     [
         (
             "a.py",
@@ -261,10 +261,12 @@ def test_a_page_lists_programs_that_wait_for_a_gpu(book: Book) -> None:
         ("e.sh", "#!/bin/bash\n# It starts.\nsrun\n", "It starts."),
     ],
 )
-def test_a_summary_is_the_first_sentence(book: Book, name: str, text: str, says: str) -> None:
+def test_a_summary_is_the_first_sentence(
+    book: Book, name: str, text: str, summary: str
+) -> None:
     path = book.root / "snippets" / name
     path.write_text(text)
-    assert programs.summary(Program(book.root, path)) == says
+    assert programs.summary(Program(book.root, path)) == summary
 
 
 # --- tables ----------------------------------------------------------------------------------
@@ -298,11 +300,11 @@ TEXT = "a cell with more words than a phone has room for"
 def test_a_table_too_wide_for_a_phone_becomes_cards_or_scrolls(
     rows: list[str], kind: str
 ) -> None:
-    assert f'<table class="{kind}"' in tables.laid_out(table(*rows))
+    assert f'<table class="{kind}"' in tables.with_layout(table(*rows))
 
 
 def test_a_card_contains_the_titles_of_its_cells() -> None:
-    html = tables.laid_out(table("you see | it's <b>so</b> | ", f"{TEXT} | {TEXT} | {TEXT}"))
+    html = tables.with_layout(table("you see | it's <b>so</b> | ", f"{TEXT} | {TEXT} | {TEXT}"))
     style = "--title-1: 'you see: '; --title-2: 'it\\'s so: '"
     assert f' style="{escape(style)}"' in html
 
@@ -319,7 +321,7 @@ def test_a_card_contains_the_titles_of_its_cells() -> None:
     ],
 )
 def test_long_code_in_a_cell_can_break_after_separators(code: str, shown: str | None) -> None:
-    html = tables.laid_out(table("a | b", f"<code>{code}</code> | 1"))
+    html = tables.with_layout(table("a | b", f"<code>{code}</code> | 1"))
     expected = f'<code class="long">{shown}</code>' if shown else f"<code>{code}</code>"
     assert expected in html
 
@@ -330,8 +332,8 @@ def test_long_code_in_a_cell_can_break_after_separators(code: str, shown: str | 
 def test_the_tooltip_of_a_term_is_its_first_sentence(book: Book) -> None:
     entry = "rank / process\n:   A [number](x.md) of torch 2.13 and `more`.\n    Then *more*.\n"
     book.write("docs/glossary.md", f"# Terms\n\n{entry}")
-    says = "A number of torch 2.13 and more."
-    assert glossary.terms(book.root) == {"rank": says, "process": says}
+    meaning = "A number of torch 2.13 and more."
+    assert glossary.terms(book.root) == {"rank": meaning, "process": meaning}
 
 
 def test_cross_references_resolve_to_one_section(book: Book) -> None:
@@ -432,14 +434,17 @@ def test_a_drawn_formula_equals_the_outlines_of_the_font() -> None:
         # only lines of length zero may be missing
         there = [(10 * x, 10 * y) for x, y in points(path)]
         drawn = points(math_svg._outline(path, 10.0))
-        assert set(map(nearest(there), drawn)) == {True} == {*map(nearest(drawn), there)}
+        assert (
+            set(map(is_close_to(there), drawn)) == {True} == {*map(is_close_to(drawn), there)}
+        )
     assert ' y="' not in math_svg.draw("x")  # it is on the baseline
     fraction = math_svg.draw(r"\frac{a}{a}")
     places = re.findall(r'<use href="#glyph [^"]+"(?: x="(-?\d+)")?(?: y="(-?\d+)")?', fraction)
     assert len(places) == 2 and places[0][0] == places[1][0]
 
 
-def nearest(points: list[tuple[float, float]]):
+def is_close_to(points: list[tuple[float, float]]):
+    """Return a function that tests whether one of these points is at most two units away."""
     return lambda at: min(max(abs(at[0] - x), abs(at[1] - y)) for x, y in points) <= 2
 
 
@@ -496,7 +501,7 @@ def test_syntax_of_this_site_becomes_plain_markdown() -> None:
         get_file_from_path=lambda path: path in pages and SimpleNamespace(url=pages[path])
     )
     page = SimpleNamespace(file=SimpleNamespace(src_uri="t/a.md"), url="t/a/")
-    markdown_text = llms_txt.text(
+    markdown_text = llms_txt.plain_markdown(
         RICH.splitlines(),
         page,
         SimpleNamespace(site_url="https://a.example/s/"),
@@ -529,14 +534,13 @@ A [b]({site}b/?n=1#c), [c]({site}t/c/), [here]({site}t/a/#a), [l]({site}labs/l/)
     )
 
 
-# --- the inputs of tests of the site
-# -----------------------------------------------------------
+# --- the inputs of tests of the site ---------------------------------------------------------
 
 
 def test_the_inputs_of_a_test_are_the_files_that_it_requested(
     tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Requested files that do not exist are inputs, too; other files of the site are not."""
+    """Requested files that do not exist are also inputs. Other files of the site are not."""
     (tmp_path / "a").mkdir()
     (tmp_path / "a/index.html").write_text("one")
     with conftest.serve(tmp_path) as url:

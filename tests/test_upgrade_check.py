@@ -33,7 +33,7 @@ def _write_wheel(folder: Path, version: str, text: str) -> None:
 
 
 def test_a_release_that_changes_an_output_is_reported(book: Book, tmp_path: Path) -> None:
-    wheels, own = tmp_path / "wheels", tmp_path / "own"
+    wheels, venv = tmp_path / "wheels", tmp_path / "venv"
     wheels.mkdir()
     _write_wheel(wheels, "1.0", "old text")
     _write_wheel(wheels, "2.0", "new text")
@@ -42,12 +42,12 @@ def test_a_release_that_changes_an_output_is_reported(book: Book, tmp_path: Path
     book.program("uses", code, "$ python uses.py\nold text\n")
     book.program("other", "print('same')\n", "$ python other.py\nsame\n")
 
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", own], check=True)
-    (folder,) = own.glob("lib/python*/site-packages")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
+    (folder,) = venv.glob("lib/python*/site-packages")
     with zipfile.ZipFile(wheels / "changing-1.0-py3-none-any.whl") as wheel:
         wheel.extractall(folder)
-    ours = sysconfig.get_path("purelib")
-    (folder / "ours.pth").write_text(f"import site; site.addsitedir({ours!r})\n")
+    packages = sysconfig.get_path("purelib")  # of this Python
+    (folder / "packages.pth").write_text(f"import site; site.addsitedir({packages!r})\n")
     env = {
         key: value
         for key, value in os.environ.items()
@@ -61,7 +61,7 @@ def test_a_release_that_changes_an_output_is_reported(book: Book, tmp_path: Path
 
     def check(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [
-            str(own / "bin/python"),
+            str(venv / "bin/python"),
             "-m",
             "worldsize.tools.upgrade_check",
             *arguments,
@@ -76,7 +76,7 @@ def test_a_release_that_changes_an_output_is_reported(book: Book, tmp_path: Path
     assert "snippets/t/uses.cpu.txt:2: `python uses.py`" in done.stdout
     assert "other" not in done.stdout  # it does not import the package
     now = subprocess.run(
-        [str(own / "bin/python"), "-c", "import changing; print(changing.TEXT)"],
+        [str(venv / "bin/python"), "-c", "import changing; print(changing.TEXT)"],
         env=env,
         capture_output=True,
         text=True,

@@ -8,7 +8,7 @@ import tempfile
 import torch
 
 from graders.dsl import Condition, Lab, Wrong, at_most, require, require_equal
-from graders.labs.lab06_cuda_basics import filled, place
+from graders.labs.lab06_cuda_basics import check_blank, line_of
 
 LAB = Lab()
 LAB06 = sys.modules[LAB.finished.Kernels.__module__]
@@ -19,7 +19,7 @@ def launch(submission, reference, rows: int, columns: int):
 
     The largest number of row 0 is its last number. The third row contains only zeros.
     """
-    filled(LAB06.source_of, submission.fast)
+    check_blank(LAB06.source_of, submission.fast)
     tempfile.tempdir = os.getcwd()  # the supervisor removes this folder
     x = torch.randn(rows, columns, generator=torch.Generator().manual_seed(rows))
     x[0, -1], x[2:] = -9, 0
@@ -33,7 +33,7 @@ def launch(submission, reference, rows: int, columns: int):
         hint = "fault" if "fast" in kernels.kernels else hint
         counts = kernels.run("fast", rows, reference.THREADS, x, q, scales, columns)
     except LAB06.Fault as fault:
-        raise Wrong(f"{rows} rows of {columns}: {fault}{place(fault)}", hint) from None
+        raise Wrong(f"{rows} rows of {columns}: {fault}{line_of(fault)}", hint) from None
     return x, q, scales, counts
 
 
@@ -73,7 +73,7 @@ def memory(submission, reference, lesson):
 
 @LAB.alone(3, "machine code", "nothing spills, and loads have 16 bytes", "fast", needs=(1,))
 def code(submission, reference, lesson):
-    filled(LAB06.source_of, submission.fast)
+    check_blank(LAB06.source_of, submission.fast)
     if not shutil.which("nvcc"):
         return
     try:

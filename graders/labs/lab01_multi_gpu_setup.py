@@ -1,7 +1,7 @@
-"""The steps of lab 01: what each must do, how that is measured, and the hint for each symptom.
+"""Grade lab 01: test each step, and choose the hint that fits the mistake.
 
-No measurement here depends on how fast the machine is: times are taken with a clock that the
-probe moves, and links have invented speeds.
+No result depends on the speed of the machine, because times are read from a simulated clock,
+and the links have invented speeds.
 """
 
 import contextlib
@@ -48,7 +48,7 @@ LAB = Lab()
     "pick_device", joins=False,
 )  # fmt: skip
 def device(submission, reference, lesson):
-    n, current, early = lesson.world, [], []
+    n, current, unneeded = lesson.world, [], []
 
     def pick(number: int, rank: int) -> str:
         with second_machine(number, rank, n) as chosen:
@@ -61,13 +61,13 @@ def device(submission, reference, lesson):
         if number > n:
             current.extend(made[-1:])
         elif number < n:
-            early.extend(made)
+            unneeded.extend(made)
         return str(found)
 
     yield from judge_devices(n, pick, n + 1, n - 1, 0, no_index="no_index")
     require(
-        not early,
-        "with too few accelerators, a device is made the current one",
+        not unneeded,
+        "with too few accelerators, pick_device() still sets the current device",
         "set_too_early",
     )
     yield "if there are too few of them, all ranks use the CPU"
@@ -75,7 +75,8 @@ def device(submission, reference, lesson):
     what = f"with {n} accelerators for {n} ranks, the devices are {', '.join(exact)}"
     require("cpu" not in exact, what, "exact_fit")
     made_current = len(current) == n
-    require(made_current, "the device is returned, but not made the current one", "not_current")
+    what = "pick_device() returns the device, but does not make it the current device"
+    require(made_current, what, "not_current")
     last = [name.removeprefix("cuda:") for name in current]
     right = last == [str(rank) for rank in range(n)]
     require(right, f"the current devices are {', '.join(last)}", "device_index")
@@ -83,7 +84,7 @@ def device(submission, reference, lesson):
 
 # --- step 2 -------------------------------------------------------------------------------
 
-WAIT = timedelta(seconds=17)
+TIMEOUT = timedelta(seconds=17)
 
 
 @LAB.step(
@@ -98,28 +99,31 @@ WAIT = timedelta(seconds=17)
 )  # fmt: skip
 def group(submission, reference, lesson):
     rank, n = lesson.rank, lesson.world
-    store, real = dist.PrefixStore("ours", lesson.store), dist.init_process_group
-    takes = inspect.signature(real)
+    store, real = dist.PrefixStore("grader", lesson.store), dist.init_process_group
+    signature = inspect.signature(real)
 
     def start(device: torch.device) -> list[dict]:
-        """What the last init_process_group is given. An accelerator gets torch's fake group."""
+        """Call start_group, and return the arguments of its last init_process_group, if any.
+
+        On an accelerator, torch's fake process group is started.
+        """
         calls: list[dict] = []
 
-        def noted(*args: Any, **kwargs: Any) -> None:
-            calls.append(takes.bind(*args, **kwargs).arguments)
+        def record(*args: Any, **kwargs: Any) -> None:
+            calls.append(signature.bind(*args, **kwargs).arguments)
             if device.type == "cpu":
                 if torch.device(kwargs.get("device_id") or "meta").type == "cpu":
-                    kwargs.pop("device_id")  # torch would refuse it; there is a hint for it
+                    kwargs.pop("device_id")  # torch would raise an error without our hint
                 real(*args, **kwargs)
             else:
                 real("fake", store=FakeStore(), rank=rank, world_size=n)
 
         with (
-            mock.patch.object(dist, "init_process_group", noted),
-            mock.patch.object(distributed_c10d, "init_process_group", noted),
-            mock.patch.object(submission, "init_process_group", noted, create=True),
+            mock.patch.object(dist, "init_process_group", record),
+            mock.patch.object(distributed_c10d, "init_process_group", record),
+            mock.patch.object(submission, "init_process_group", record, create=True),
         ):
-            submission.start_group(store, device, rank, n, WAIT)
+            submission.start_group(store, device, rank, n, TIMEOUT)
         return calls[-1:]
 
     gpu = start(torch.device("cuda", rank))
@@ -127,45 +131,48 @@ def group(submission, reference, lesson):
         dist.destroy_process_group()
     cpu = start(torch.device("cpu"))
     require(dist.is_initialized(), "on the CPU no process group is started", "not_joined")
-    who = dist.get_rank(), dist.get_world_size()
-    what = f"rank {rank} of {n} became rank {who[0]} of {who[1]}"
-    require(who == (rank, n), what, "rank_and_world")
+    actual = dist.get_rank(), dist.get_world_size()
+    what = f"rank {rank} of {n} became rank {actual[0]} of {actual[1]}"
+    require(actual == (rank, n), what, "rank_and_world")
     dist.all_reduce(torch.ones(1))
     yield f"{n} ranks are in one group on the CPU"
     require(cpu and gpu, "on an accelerator no process group is started", "not_joined")
     (cpu,), (gpu,) = cpu, gpu
-    bound, gpu_bound = cpu.get("device_id"), gpu.get("device_id")
-    require(bound is None, "on the CPU the group is given a device_id", "bound_on_cpu")
+    device_id, gpu_device_id = cpu.get("device_id"), gpu.get("device_id")
+    require(device_id is None, "on the CPU the group is given a device_id", "bound_on_cpu")
     for where, call in (("the CPU", cpu), ("an accelerator", gpu)):
         what = f"on {where} the group does not use the given store"
-        require(leads_to(call.get("store"), store), what, "own_store")
-        who = call.get("rank"), call.get("world_size")
-        what = f"on {where} the group is given rank={who[0]} and world_size={who[1]}"
-        require(who == (rank, n), f"{what} on rank {rank} of {n}", "rank_and_world")
-        given = call.get("timeout")
-        kind = isinstance(given, timedelta | None)
-        require(kind, f"on {where} the timeout is a {type(given).__name__}", "timeout_kind")
-        said = f"{given.total_seconds():g} s" if given else "the default of torch"
-        what = f"on {where} the timeout is {said}, and not {WAIT.total_seconds():g} s"
-        require(given == WAIT, what, "no_timeout")
-    yield "it uses the store that was tested, and the timeout that it is given"
+        require(is_store(call.get("store"), store), what, "own_store")
+        given = call.get("rank"), call.get("world_size")
+        what = f"on {where} the group is given rank={given[0]} and world_size={given[1]}"
+        require(given == (rank, n), f"{what} on rank {rank} of {n}", "rank_and_world")
+        timeout = call.get("timeout")
+        is_timeout = isinstance(timeout, timedelta | None)
+        what = f"on {where} the timeout is a {type(timeout).__name__}"
+        require(is_timeout, what, "timeout_kind")
+        shown = f"{timeout.total_seconds():g} s" if timeout else "the default of torch"
+        what = f"on {where} the timeout is {shown}, and not {TIMEOUT.total_seconds():g} s"
+        require(timeout == TIMEOUT, what, "no_timeout")
+    yield "the group uses the tested store and the given timeout"
     gloo = backend_for("cuda", gpu) == "gloo"
     require(not gloo, "on an accelerator the backend is gloo", "gloo_on_gpu")
-    require(gpu_bound is not None, "on an accelerator the group has no device_id", "not_bound")
-    what = f"the device is cuda:{rank}, and the device_id is {gpu_bound}"
-    require(torch.device(gpu_bound) == torch.device("cuda", rank), what, "bound_elsewhere")
+    require(
+        gpu_device_id is not None, "on an accelerator the group has no device_id", "not_bound"
+    )
+    what = f"the device is cuda:{rank}, and the device_id is {gpu_device_id}"
+    require(torch.device(gpu_device_id) == torch.device("cuda", rank), what, "bound_elsewhere")
     require(backend_for("cpu", cpu) == "gloo", "on the CPU no backend is named", "no_backend")
 
 
-def leads_to(given: Any, store: dist.Store) -> bool:
-    """Whether this is the store, or the store with prefixes before its keys."""
+def is_store(given: Any, store: dist.Store) -> bool:
+    """Return whether `given` is the store, or the store with a prefix for its keys."""
     while isinstance(given, dist.PrefixStore) and given is not store:
         given = given.underlying_store
     return given is store
 
 
 def backend_for(kind: str, call: dict) -> str:
-    """The backend for a kind of device: of "gloo" or of "cpu:gloo,cuda:nccl"."""
+    """Return the backend for a kind of device, from "gloo" or from "cpu:gloo,cuda:nccl"."""
     named = str(call.get("backend")).lower()
     pairs = (part.rpartition(":") for part in named.split(","))
     return next((name for device, _, name in pairs if device in ("", kind)), "")
@@ -178,20 +185,20 @@ SUMMED = ("reduce", "all-reduce", "reduce-scatter")
 
 
 def recognise(
-    name: str, given: Any, table: torch.Tensor, rank: int, root: int, expected: Callable
+    name: str, answer: Any, table: torch.Tensor, rank: int, root: int, expected: Callable
 ) -> str:
-    """What an answer is: "right", or the name of the mistake."""
+    """Return "right", or the hint for the mistake that explains a wrong answer."""
     n, total, across = len(table), table.sum(dim=0), table.sum(dim=1)
     true = expected(name, table, rank, root)
 
-    if given is None or true is None:
-        if given is true:
+    if answer is None or true is None:
+        if answer is true:
             return "right"
         if name not in ROOTED:
             return "nobody"
         return "everybody" if true is None and rank != 0 else "root_fixed"
     others = [expected(name, table, rank, other) for other in range(n) if other != root]
-    if not isinstance(given, torch.Tensor):
+    if not isinstance(answer, torch.Tensor):
         return "not_a_tensor"
     known = {"right": [true], "root_fixed": others}
     if name in SUMMED:
@@ -208,17 +215,18 @@ def recognise(
     fits = (
         hint
         for hint, parts in known.items()
-        if any(each is not None and allclose(given, each) for each in parts)
+        if any(each is not None and allclose(answer, each) for each in parts)
     )
-    reshaped = given.shape != true.shape and given.numel() in (1, true.numel())
+    reshaped = answer.shape != true.shape and answer.numel() in (1, true.numel())
     found = next(fits, "shape" if reshaped else "other_part")
-    return "dtype" if found == "right" and given.dtype != table.dtype else found
+    return "dtype" if found == "right" and answer.dtype != table.dtype else found
 
 
 def root_mistake(answers: dict, expected: Callable) -> str:
-    """The hint if all answers are those of another root: of rank 0, or of the rank itself.
+    """Return a hint if all answers are right for a wrong root: rank 0, or the rank itself.
 
-    `answers`: by rank and root. `expected(rank, root)`: the right ones.
+    `answers` contains the answers by rank and root. `expected(rank, root)` returns the right
+    answer. If the answers do not fit, return an empty string.
     """
     others = {"root_fixed": lambda rank: 0, "root_is_rank": lambda rank: rank}
     if len(answers) == 1:
@@ -228,18 +236,18 @@ def root_mistake(answers: dict, expected: Callable) -> str:
     for hint, other in others.items():
         wanted = {(rank, root): expected(rank, other(rank)) for rank, root in answers}
         if all(
-            given is wanted[key] if wanted[key] is None else allclose(given, wanted[key])
-            for key, given in answers.items()
+            answer is wanted[key] if wanted[key] is None else allclose(answer, wanted[key])
+            for key, answer in answers.items()
         ):
             return hint
     return ""
 
 
-def described(given: Any) -> str:
-    """An answer in a few words."""
-    if isinstance(given, torch.Tensor):
-        return f"a tensor of the shape {list(given.shape)} and dtype {str(given.dtype)[6:]}"
-    return "None" if given is None else f"a {type(given).__name__}"
+def described(answer: Any) -> str:
+    """Describe an answer in a few words."""
+    if isinstance(answer, torch.Tensor):
+        return f"a tensor of the shape {list(answer.shape)} and dtype {str(answer.dtype)[6:]}"
+    return "None" if answer is None else f"a {type(answer).__name__}"
 
 
 @LAB.step(
@@ -257,10 +265,10 @@ def collectives(submission, reference, lesson):
         answers, true = {}, partial(reference.expected, name, table)
         for rank, root in itertools.product(range(n), range(n)):
             copy = table.clone()
-            answers[rank, root] = given = submission.expected(name, copy, rank, root)
+            answers[rank, root] = answer = submission.expected(name, copy, rank, root)
             what = f"expected() changes the table when it is called for {name}"
             require(torch.equal(copy, table), what, "table_changed")
-            kind = recognise(name, given, table, rank, root, reference.expected)
+            kind = recognise(name, answer, table, rank, root, reference.expected)
             if kind != "right":
                 wrong.setdefault(kind, []).append((rank, root))
         if wrong:
@@ -289,77 +297,83 @@ def collectives(submission, reference, lesson):
 )  # fmt: skip
 def facts(submission, reference, lesson):
     mine = {"number": lesson.rank, "seconds": 0.5, "gpus": [1] * lesson.rank}
-    given = submission.gather_facts(mine, lesson.world)
-    before = list(given) if isinstance(given, list) else given
+    answer = submission.gather_facts(mine, lesson.world)
+    before = list(answer) if isinstance(answer, list) else answer
     submission.gather_facts({"number": -1 - lesson.rank}, lesson.world)
-    lesson.fact("changed", given != before)
-    given = before
-    readable = isinstance(given, (list, tuple)) and all(isinstance(x, dict) for x in given)
-    lesson.fact("given", [fact.get("number") for fact in given] if readable else None)
-    lesson.fact("nothing", given is None)
+    lesson.fact("is_changed", answer != before)
+    is_list = isinstance(before, (list, tuple)) and all(isinstance(x, dict) for x in before)
+    lesson.fact("numbers", [fact.get("number") for fact in before] if is_list else None)
+    lesson.fact("is_none", before is None)
 
 
 @facts.judge
 def _(group):
-    n, nothing, lists = group.world, group.facts("nothing"), group.facts("given")
-    require(not all(nothing), "gather_facts() returns None on every rank", "facts_none")
-    ranks = ", ".join(str(rank) for rank in range(n) if not nothing[rank])
-    require(not any(nothing), f"only rank {ranks} of {n} gets the facts", "facts_root")
-    full = [rank for rank, given in enumerate(lists) if given == list(range(n))]
-    empty = [rank for rank, given in enumerate(lists) if given and set(given) == {None}]
+    n, is_none, lists = group.world, group.facts("is_none"), group.facts("numbers")
+    require(not all(is_none), "gather_facts() returns None on every rank", "facts_none")
+    ranks = ", ".join(str(rank) for rank in range(n) if not is_none[rank])
+    require(not any(is_none), f"only rank {ranks} of {n} gets the facts", "facts_root")
+    full = [rank for rank, numbers in enumerate(lists) if numbers == list(range(n))]
+    empty = [rank for rank, numbers in enumerate(lists) if numbers and set(numbers) == {None}]
     if len(full) == 1 and len(empty) == n - 1 > 0:
         raise Wrong(f"only rank {full[0]} of {n} gets the facts", "facts_root")
-    for rank, given in enumerate(lists):
-        number = "no list of dictionaries" if given is None else f"a list of {len(given)}"
-        require(len(given or ()) == n, f"rank {rank} of {n} gets {number}", "facts_shape")
-        what = f"rank {rank} gets the facts of ranks {', '.join(map(str, given))}"
-        all_there = sorted(map(str, given)) == sorted(map(str, range(n)))
-        require(given == list(range(n)) or not all_there, what, "facts_order")
+    for rank, numbers in enumerate(lists):
+        shown = "no list of dictionaries" if numbers is None else f"a list of {len(numbers)}"
+        require(len(numbers or ()) == n, f"rank {rank} of {n} gets {shown}", "facts_shape")
+        what = f"rank {rank} gets the facts of ranks {', '.join(map(str, numbers))}"
+        is_complete = sorted(map(str, numbers)) == sorted(map(str, range(n)))
+        require(numbers == list(range(n)) or not is_complete, what, "facts_order")
         require(
-            all_there, f"rank {rank} of {n} does not get the facts of all others", "facts_own"
+            is_complete, f"rank {rank} of {n} does not get the facts of all ranks", "facts_own"
         )
     what = "a second call changes the list that the first call returned"
-    require(not any(group.facts("changed")), what, "facts_reused")
+    require(not any(group.facts("is_changed")), what, "facts_reused")
     yield "every rank has the facts of all"
 
 
 # --- step 5 -------------------------------------------------------------------------------
 
-FIRST, DISTURBED, QUEUEING, WARM_UP = 100.0, 60.0, 1e-4, 2
-DURATIONS = (2.0, 3.0, DISTURBED, 1.0, 2.5, 2.0, 4.0)
+# seconds: of a warm-up call, of a call that was disturbed, and of a launch
+WARM_UP_TIME, OUTLIER, LAUNCH_TIME = 100.0, 60.0, 1e-4
+WARM_UP = 2  # calls
+DURATIONS = (2.0, 3.0, OUTLIER, 1.0, 2.5, 2.0, 4.0)
 
 
 class Stopwatch:
-    """A clock that only work moves, and a device that works behind its back."""
+    """A simulated clock, which only work moves, and a simulated device.
 
-    def __init__(self, queues: bool):
-        self.now, self.ready, self.queues = 1000.0, 1000.0, queues
-        self.calls, self.busy = 0, []
+    With `is_async`, the device works in the background: a call of `work` ends before its work
+    is finished.
+    """
+
+    def __init__(self, is_async: bool):
+        self.now, self.is_async = 1000.0, is_async
+        self.ready_at = 1000.0  # the time at which the device has finished its work
+        self.calls = 0
+        self.was_busy: list[bool] = []  # for each reading of the clock
 
     def read(self) -> float:
-        self.busy.append(self.ready > self.now)
+        self.was_busy.append(self.ready_at > self.now)
         return self.now
 
     def work(self) -> None:
         timed = self.calls - WARM_UP
-        length = FIRST if timed < 0 else DURATIONS[timed % len(DURATIONS)]
+        length = WARM_UP_TIME if timed < 0 else DURATIONS[timed % len(DURATIONS)]
         self.calls += 1
-        self.now += QUEUEING
-        self.ready = max(self.ready, self.now) + length
-        if not self.queues:
-            self.now = self.ready
+        self.now += LAUNCH_TIME
+        self.ready_at = max(self.ready_at, self.now) + length
+        if not self.is_async:
+            self.now = self.ready_at
 
     def synchronize(self, *_: Any, **__: Any) -> None:
-        require(
-            self.queues, "on the CPU, synchronize() of an accelerator is called", "cpu_sync"
-        )
-        self.now = max(self.now, self.ready)
+        what = "on the CPU, synchronize() of an accelerator is called"
+        require(self.is_async, what, "cpu_sync")
+        self.now = max(self.now, self.ready_at)
 
     @contextlib.contextmanager
-    def set(self, submission: ModuleType):
-        """Put it in place of every clock, and the device in place of those there are."""
+    def replace_clocks(self, submission: ModuleType):
+        """Replace every clock by this one, and synchronize() of torch by the one above."""
         with (
-            clock_of(submission, self.read),
+            replace_clocks(submission, self.read),
             mock.patch.object(torch.accelerator, "synchronize", self.synchronize),
             mock.patch.object(torch.cuda, "synchronize", self.synchronize),
         ):
@@ -367,8 +381,11 @@ class Stopwatch:
 
 
 @contextlib.contextmanager
-def clock_of(submission: ModuleType, read: Callable[[], float], **more: Callable):
-    """Put `read` in place of every clock, also where one was imported by name."""
+def replace_clocks(submission: ModuleType, read: Callable[[], float], **others: Callable):
+    """Let every clock return `read()`, including clocks that the learner imported by name.
+
+    `others` replaces other functions of the module `time`.
+    """
 
     def refuse() -> None:
         raise Wrong("the time is read from time.process_time or thread_time", "process_time")
@@ -376,18 +393,18 @@ def clock_of(submission: ModuleType, read: Callable[[], float], **more: Callable
     nanoseconds = lambda: int(read() * 1e9)  # noqa: E731
     clocks = dict.fromkeys(("perf_counter", "monotonic", "time"), read)
     clocks |= {f"{name}_ns": nanoseconds for name in clocks}
-    clocks |= dict.fromkeys(("process_time", "thread_time"), refuse) | more
-    here = {getattr(time, name): clock for name, clock in clocks.items()}
+    clocks |= dict.fromkeys(("process_time", "thread_time"), refuse) | others
+    replacements = {getattr(time, name): clock for name, clock in clocks.items()}
     by_name = {
-        name: here[value]
+        name: replacements[value]
         for name, value in vars(submission).items()
-        if type(value) is type(time.time) and value in here
+        if type(value) is type(time.time) and value in replacements
     }
-    timed = timeit.timeit.__defaults__
+    defaults = timeit.timeit.__defaults__
     with (
         mock.patch.multiple(time, **clocks),
         mock.patch.object(timeit, "default_timer", read),
-        mock.patch.object(timeit.timeit, "__defaults__", (*timed[:2], read, *timed[3:])),
+        mock.patch.object(timeit.timeit, "__defaults__", (*defaults[:2], read, *defaults[3:])),
         mock.patch.dict(vars(submission), by_name),
     ):
         yield
@@ -400,39 +417,42 @@ def clock_of(submission: ModuleType, read: Callable[[], float], **more: Callable
 )  # fmt: skip
 def median(submission, reference, lesson):
     repeats, true = len(DURATIONS), statistics.median(DURATIONS)
-    with_first = [FIRST] * WARM_UP + [*DURATIONS]
+    all_durations = [WARM_UP_TIME] * WARM_UP + [*DURATIONS]
     known = {
         "mean": statistics.mean(DURATIONS),
         "minimum": min(DURATIONS),
-        "total": [sum(DURATIONS), sum(with_first)],
-        "no_warm_up": list(map(statistics.median, (with_first[:repeats], with_first))),
+        "total": [sum(DURATIONS), sum(all_durations)],
+        "no_warm_up": [
+            statistics.median(each) for each in (all_durations[:repeats], all_durations)
+        ],
     }
     for device, where in (
         (torch.device("cpu"), "on the CPU"),
         (torch.device("cuda", 0), "on a device that works in the background"),
     ):
-        watch = Stopwatch(queues=device.type == "cuda")
-        with watch.set(submission):
-            given = submission.median_seconds(
+        watch = Stopwatch(is_async=device.type == "cuda")
+        with watch.replace_clocks(submission):
+            answer = submission.median_seconds(
                 watch.work, device, repeats=repeats, warm_up=WARM_UP
             )
-        kind = isinstance(given, int | float | torch.Tensor) and not isinstance(given, bool)
-        what = f"median_seconds() returns {described(given)}"
-        require(kind and torch.as_tensor(given).numel() == 1, what, "time_kind")
+        is_number = isinstance(answer, int | float | torch.Tensor)
+        is_number = is_number and not isinstance(answer, bool)
+        what = f"median_seconds() returns {described(answer)}"
+        require(is_number and torch.as_tensor(answer).numel() == 1, what, "time_kind")
         what = f"{where} work() was called only {repeats} times, so no call warmed up"
         require(watch.calls != repeats, what, "no_warm_up")
         what = f"{where} {WARM_UP} warm-up calls and {repeats} timed calls were requested, "
         what += f"but work() was called {watch.calls} times"
         require(watch.calls == repeats + WARM_UP, what, "calls")
-        what = f"{where} the answer is {float(given):g} s, and not {true:g} s"
-        if watch.queues:
-            require(not any(watch.busy[1::2]), what, "not_settled")
+        what = f"{where} the answer is {float(answer):g} s, and not {true:g} s"
+        if watch.is_async:
+            require(not any(watch.was_busy[1::2]), what, "not_settled")
             started = f"{where} the clock started while earlier work was still running"
-            require(not any(watch.busy[0::2]), started, "settled_late")
+            require(not any(watch.was_busy[0::2]), started, "settled_late")
         require(
-            isclose(given, true, 1e-3), what, matching_hint(given, known, 1e-3, "time_other")
+            isclose(answer, true, 1e-3), what, matching_hint(answer, known, 1e-3, "time_other")
         )
-        yield f"the median {where}"
+        yield f"the median is right {where}"
 
 
 # --- step 6 -------------------------------------------------------------------------------
@@ -470,7 +490,7 @@ def bandwidth(submission, reference, lesson):
 # --- step 7 -------------------------------------------------------------------------------
 
 NEAR, FAR = "same machine", "between machines"
-# kind, latency, bandwidth; and the places of the slow ones for a factor of 3
+# links as (kind, latency, bandwidth), and the indices of the slow links for a factor of 3
 SCENES = {
     "healthy": ([(NEAR, 1e-5, 9e10), (NEAR, 1.2e-5, 1e11), (FAR, 5e-5, 1e10), (FAR, 6e-5, 9e9),
                  (NEAR, 1.1e-5, 9.5e10), (NEAR, 1e-5, 9e10), (NEAR, 1e-5, 9e10)], []),
@@ -499,11 +519,13 @@ SCENES = {
     crashes={"no median for empty|mean requires at least one": "only_one"},
 )  # fmt: skip
 def links(submission, reference, lesson):
-    def places(rows: list, factor: float) -> list[int]:
+    def slow_indices(rows: list, factor: float) -> list[int]:
         links = [reference.Link(0, b, *row) for b, row in enumerate(rows, start=1)]
-        given = list(links)
-        found = submission.slow_links(given, factor)
-        require(given == links, "slow_links() changes the list of the links", "links_changed")
+        argument = list(links)
+        found = submission.slow_links(argument, factor)
+        require(
+            argument == links, "slow_links() changes the list of the links", "links_changed"
+        )
         what = f"slow_links() returns a {type(found).__name__}"
         require(isinstance(found, Iterable), what, "links_kind")
         found = list(found)
@@ -517,13 +539,13 @@ def links(submission, reference, lesson):
         what = f"of the {len(rows)} links of the example {name!r}, these are returned: {found}"
         require(good, f"{what}. These are slow: {', '.join(map(str, true)) or 'none'}", hint)
 
-    slow = {name: places(rows, 3) for name, (rows, _) in SCENES.items()}
+    slow = {name: slow_indices(rows, 3) for name, (rows, _) in SCENES.items()}
     expect("fast", not slow["fast"], "fast_links")
-    kinds = {SCENES["healthy"][0][place][0] for place in slow["healthy"]}
+    kinds = {SCENES["healthy"][0][index][0] for index in slow["healthy"]}
     expect("healthy", kinds != {FAR}, "all_kinds")
     expect("bandwidth", slow["bandwidth"], "no_bandwidth")
     expect("latency", slow["latency"], "no_latency")
-    yield "one slow link among good links is found"
+    yield "one slow link among healthy links is found"
     first = slow["mixed"] == [2]
     expect(
         "mixed", sorted(slow["mixed"]) == [2, 3, 4], "links_first" if first else "links_grouped"
@@ -537,10 +559,10 @@ def links(submission, reference, lesson):
     expect("edge", not slow["edge"], "links_edge")
     for name, (_, true) in SCENES.items():
         expect(name, slow[name] == true, "links_other")
-    found = places(SCENES["bandwidth"][0], 20)
+    found = slow_indices(SCENES["bandwidth"][0], 20)
     require(
         not found,
-        f"with factor=20, links are returned that are 9 times slower: {found}",
+        f"with factor=20, slow_links() returns links that are only 9 times slower: {found}",
         "factor_fixed",
     )
 
@@ -548,94 +570,96 @@ def links(submission, reference, lesson):
 # --- step 8 -------------------------------------------------------------------------------
 
 LONG, SHORT = timedelta(seconds=30), timedelta(seconds=2)
-MOMENT = timedelta(milliseconds=1)  # what a look at the store takes
+CHECK_TIME = timedelta(milliseconds=1)  # the time that one check of the store needs
 
 
-class Meeting(dist.Store):
-    """A store for ranks which are threads, and their clock, which only waiting moves.
+class SimulatedStore(dist.Store):
+    """A store for ranks that are threads, with a simulated clock, which only waiting moves.
 
-    One rank runs at a time, until it waits or returns. Once all wait for what nobody has said,
-    the clock goes to where the first of them gives up. So nobody is late because of the
-    machine, and nobody waits for the machine's clock.
+    One rank runs at a time, until it waits or returns. If all ranks wait for keys that no rank
+    has set, the clock moves to the end of the first timeout. Therefore the speed of the machine
+    cannot make a rank late, and no rank waits in real time.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.now, self.said = 0.0, {}
-        self.turn = threading.Condition()
-        self.living, self.waiting = 0, {}  # how many; thread: how long, and for which keys
+        self.now = 0.0
+        self.values: dict[str, bytes] = {}
+        self.condition = threading.Condition()
+        self.running = 0  # the number of ranks that have not returned
+        self.waiting: dict[int, tuple[float, set]] = {}  # by thread: end of the timeout, keys
 
     def run(self, ranks: list[Callable[[], Any]]) -> list[Any]:
-        """What each returns."""
+        """Run each rank in a thread, and return their results."""
 
-        def live(rank: Callable[[], Any]) -> Any:
-            with self.turn:
+        def run_rank(rank: Callable[[], Any]) -> Any:
+            with self.condition:
                 try:
                     return rank()
                 finally:
-                    self.living -= 1
-                    self.turn.notify_all()
+                    self.running -= 1
+                    self.condition.notify_all()
 
-        self.living = len(ranks)
-        with ThreadPoolExecutor(self.living) as threads:
-            return list(threads.map(live, ranks))
+        self.running = len(ranks)
+        with ThreadPoolExecutor(self.running) as threads:
+            return list(threads.map(run_rank, ranks))
 
     def all_wait(self) -> bool:
-        """Whether no rank can go on."""
-        found = (self.said.keys() >= keys for _, keys in self.waiting.values())
-        return len(self.waiting) == self.living and not any(found)
+        """Return whether no rank can continue."""
+        can_continue = (self.values.keys() >= keys for _, keys in self.waiting.values())
+        return len(self.waiting) == self.running and not any(can_continue)
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        patience = (self.timeout if timeout is None else timeout).total_seconds()
-        mine = until, wanted = self.now + patience, set(keys)
+        seconds = (self.timeout if timeout is None else timeout).total_seconds()
+        end, wanted = self.now + seconds, set(keys)
 
-        def over() -> bool:
-            return self.all_wait() and until == min(end for end, _ in self.waiting.values())
+        def is_first_timeout() -> bool:
+            return self.all_wait() and end == min(each for each, _ in self.waiting.values())
 
-        with self.turn:
-            self.waiting[threading.get_ident()] = mine
-            self.turn.notify_all()
-            self.turn.wait_for(lambda: self.said.keys() >= wanted or over())
+        with self.condition:
+            self.waiting[threading.get_ident()] = end, wanted
+            self.condition.notify_all()
+            self.condition.wait_for(lambda: self.values.keys() >= wanted or is_first_timeout())
             del self.waiting[threading.get_ident()]
-        if not self.said.keys() >= wanted:
-            self.now = until
-            raise dist.DistStoreError(f"wait timeout after {patience:g} s, keys: {keys}")
+        if not self.values.keys() >= wanted:
+            self.now = end
+            raise dist.DistStoreError(f"wait timeout after {seconds:g} s, keys: {keys}")
 
     def sleep(self, seconds: float) -> None:
         with contextlib.suppress(dist.DistStoreError):
-            self.wait([None], timedelta(seconds=seconds))  # nobody says that
+            self.wait([None], timedelta(seconds=seconds))  # no rank sets this key
 
     def check(self, keys: list[str]) -> bool:
         with contextlib.suppress(dist.DistStoreError):
-            return self.wait(keys, MOMENT) is None
+            return self.wait(keys, CHECK_TIME) is None
         return False
 
     def get(self, key: str) -> bytes:
         self.wait([key])
-        return self.said[key]
+        return self.values[key]
 
     def set(self, key: str, value: str | bytes) -> None:
-        self.said[key] = value.encode() if isinstance(value, str) else bytes(value)
+        self.values[key] = value.encode() if isinstance(value, str) else bytes(value)
 
     def append(self, key: str, value: str | bytes) -> None:
-        before = self.said.get(key, b"")
+        before = self.values.get(key, b"")
         self.set(key, value)
-        self.said[key] = before + self.said[key]
+        self.values[key] = before + self.values[key]
 
     def add(self, key: str, number: int) -> int:
-        self.said[key] = b"%d" % (int(self.said.get(key, 0)) + number)
-        return int(self.said[key])
+        self.values[key] = b"%d" % (int(self.values.get(key, 0)) + number)
+        return int(self.values[key])
 
     def compare_set(self, key: str, expected: str, desired: str) -> bytes:
-        if self.said.get(key, b"") == expected.encode():
+        if self.values.get(key, b"") == expected.encode():
             self.set(key, desired)
-        return self.said.get(key, expected.encode())
+        return self.values.get(key, expected.encode())
 
     def delete_key(self, key: str) -> bool:
-        return self.said.pop(key, None) is not None
+        return self.values.pop(key, None) is not None
 
     def num_keys(self) -> int:
-        return len(self.said)
+        return len(self.values)
 
 
 @LAB.alone(
@@ -648,10 +672,10 @@ class Meeting(dist.Store):
     },
 )  # fmt: skip
 def exchange(submission, reference, lesson):
-    joined = mock.Mock(side_effect=Wrong("a process group is started", "no_collective"))
+    refuse = mock.Mock(side_effect=Wrong("a process group is started", "no_collective"))
     with (
-        mock.patch.object(dist, "init_process_group", joined),
-        mock.patch.object(submission, "init_process_group", joined, create=True),
+        mock.patch.object(dist, "init_process_group", refuse),
+        mock.patch.object(submission, "init_process_group", refuse, create=True),
     ):
         for n in (2, 3, 1, 11):
             yield from compare(submission, n)
@@ -660,55 +684,56 @@ def exchange(submission, reference, lesson):
 
 
 def compare(submission: ModuleType, n: int) -> Judge:
-    """Two calls that all ranks make, and one that one rank does not make.
+    """Judge two calls that all ranks make, and a third call that one rank does not make.
 
     In the first two calls rank 0 is late. If the keys are wrong, the other ranks then read the
-    text of an earlier call. Some equal keys occur only if there are more than ten ranks.
+    text of an earlier call. With more than ten ranks, some wrong ways to build a key give the
+    same key twice.
     """
-    store = Meeting()
+    store = SimulatedStore()
 
-    def call(number: int, ranks: Iterable[int], patience: timedelta, late: float = 0) -> dict:
-        """What each rank gets, by its number."""
+    def call(number: int, ranks: Iterable[int], timeout: timedelta, delay: float = 0) -> dict:
+        """Return what each rank gets, by its number. Rank 0 starts after the delay."""
 
-        def hear(rank: int) -> Any:
+        def run(rank: int) -> Any:
             mine, name = f"float32 [{100 * number + rank}]", f"all-reduce {'1' * number}"
-            if rank == 0 and late:
-                store.sleep(late)
-            given = submission.exchange_metadata(store, name, mine, rank, n, patience)
-            what = f"exchange_metadata() returns a {type(given).__name__}"
-            require(isinstance(given, (list, tuple)), what, "texts_kind")
-            return [f"bytes {x!r}" if isinstance(x, bytes) else x for x in given]
+            if rank == 0 and delay:
+                store.sleep(delay)
+            texts = submission.exchange_metadata(store, name, mine, rank, n, timeout)
+            what = f"exchange_metadata() returns a {type(texts).__name__}"
+            require(isinstance(texts, (list, tuple)), what, "texts_kind")
+            return [f"bytes {x!r}" if isinstance(x, bytes) else x for x in texts]
 
-        with clock_of(submission, lambda: store.now, sleep=store.sleep):
-            return dict(zip(ranks, store.run([partial(hear, r) for r in ranks]), strict=True))
+        with replace_clocks(submission, lambda: store.now, sleep=store.sleep):
+            return dict(zip(ranks, store.run([partial(run, r) for r in ranks]), strict=True))
 
-    def said(texts: list) -> str:
+    def shown(texts: list) -> str:
         return ", ".join(map(repr, texts)) or "an empty list"
 
     def texts_of(number: int) -> list[str]:
         return [f"float32 [{100 * number + other}]" for other in range(n)]
 
     for number in (1, 2):
-        true, late = texts_of(number), LONG.total_seconds() / 30 if n > 2 else 0
-        for rank, texts in call(number, range(n), LONG, late).items():
-            what = f"in call {number} of {n} ranks, rank {rank} gets {said(texts)}"
+        true, delay = texts_of(number), LONG.total_seconds() / 30 if n > 2 else 0
+        for rank, texts in call(number, range(n), LONG, delay).items():
+            what = f"in call {number} of {n} ranks, rank {rank} gets {shown(texts)}"
             require(not any(str(text).startswith("bytes ") for text in texts), what, "bytes")
-            stale = number == 2 and set(texts_of(1)) & set(texts)
-            require(not stale, what, "stale" if n < 11 else "joined_key")
-            one = len(texts) == n > 1 and set(texts) <= set(true)
-            early = len(texts) == n > 2 and rank and texts == [None, *true[1:]]
-            hint = "one_key" if one else "too_early" if early else "not_told"
+            is_stale = number == 2 and set(texts_of(1)) & set(texts)
+            require(not is_stale, what, "stale" if n < 11 else "joined_key")
+            is_one_key = len(texts) == n > 1 and set(texts) <= set(true)
+            is_early = len(texts) == n > 2 and rank and texts == [None, *true[1:]]
+            hint = "one_key" if is_one_key else "too_early" if is_early else "not_told"
             require(texts == true, what, hint)
-    yield f"two calls of {n} rank{'s' * (n > 1)} are told apart"
+    yield f"two calls of {n} rank{'s' * (n > 1)} do not mix their texts"
     if n in (1, 11):
         return
-    absent, began = n // 2, store.now
+    absent, start = n // 2, store.now
     true = [None if other == absent else text for other, text in enumerate(texts_of(3))]
     for rank, texts in call(3, [r for r in range(n) if r != absent], SHORT).items():
-        what = f"rank {absent} of {n} does not come, and rank {rank} gets {said(texts)}"
+        what = f"rank {absent} of {n} makes no call, and rank {rank} gets {shown(texts)}"
         require(len(texts) == n, what, "no_place")
-        other = [*texts[:absent], None, *texts[absent + 1 :]] == true
-        require(texts == true, what, "placeholder" if other else "gave_up")
-    waited = f"{store.now - began:g} s and not {SHORT.total_seconds():g} s"
-    what = f"rank {absent} of {n} does not come, and the others wait for {waited}"
-    require(store.now - began <= n * SHORT.total_seconds(), what, "endless_wait")
+        is_placeholder = [*texts[:absent], None, *texts[absent + 1 :]] == true
+        require(texts == true, what, "placeholder" if is_placeholder else "gave_up")
+    waited = f"{store.now - start:g} s and not {SHORT.total_seconds():g} s"
+    what = f"rank {absent} of {n} makes no call, and the other ranks wait for {waited}"
+    require(store.now - start <= n * SHORT.total_seconds(), what, "endless_wait")

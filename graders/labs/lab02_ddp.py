@@ -19,7 +19,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-import torch._dynamo  # optimizers need it: import it once here, and not in every process
+import torch._dynamo  # optimizers import it; import it here once for all processes
 import torch.distributed as dist
 from torch import nn
 from torch.distributed import device_mesh
@@ -46,7 +46,7 @@ STEPS_TRAINED, SHARD, MICRO_BATCHES = 3, 10, 5
 BUCKET_BYTES = 180  # one of the buckets is filled exactly
 
 
-# --- the model and the reference ----------------------------------------------------------
+# --- the model and the true gradients -----------------------------------------------------
 
 
 class Model(nn.Module):
@@ -82,7 +82,7 @@ class Model(nn.Module):
         return self.last(torch.tanh(torch.cat([done[self.left], done[self.right]], dim=1)))
 
 
-class Reference:
+class SingleProcess:
     """The parameters and gradients of a single process that trains with the whole batch.
 
     `whole` has the gradients of the whole batch for each training step, and `own` has those of
@@ -151,44 +151,45 @@ class Reference:
 class Training:
     """Three training steps of a model, with a verdict for each gradient in each of them.
 
-    `why(step)` raises `Wrong` if it can say why the gradients of this training step are wrong,
-    or why this training step failed. `buckets`: the gradients should be views of buckets.
+    `why(step)` raises `Wrong` if it recognises why the gradients of this training step are
+    wrong, or why this training step failed. With `buckets`, gradients should be views of
+    buckets.
     """
 
     def __init__(
-        self, lesson: Lesson, model: Model, backward: Callable[[Reference], None],
+        self, lesson: Lesson, model: Model, backward: Callable[[SingleProcess], None],
         why: Callable[[int], None] | None = None, buckets: bool = False,
     ):  # fmt: skip
-        self.lesson, self.reference = lesson, Reference(lesson.rank, lesson.world)
+        self.lesson, self.truth = lesson, SingleProcess(lesson.rank, lesson.world)
         self.stale = "reallocated" if buckets else "stale_gradients"
         os.environ.update(LOCAL_RANK="0", LOCAL_WORLD_SIZE="1")  # as if on separate machines
         self.model, self.why, self.error = model, why, None
         self.hooks_when_ready = any(p._post_accumulate_grad_hooks for p in model.parameters())
         self.sums_only = True  # every all-reduce adds, or takes the mean
         self.waited_in = None  # the last phase in which the code waited for a collective
-        self.waited_early = False  # and then started another one
+        self.waited_early = False  # it started another collective after this wait
         call_before(dist, "all_reduce", self._note_operation)
         self.frozen: set[str] = set()  # frozen parameters that got a gradient
         self.waits_again = False  # the code waited for a collective of an earlier step
         call_before(DelayedWork, "wait", lambda work, *_: self._note_wait(work))
         call_before(torch._C.Future, "wait", lambda future: future.done() or self._note_wait())
-        state, start = model.state_dict(), self.reference.states[0]
+        state, start = model.state_dict(), self.truth.states[0]
         self.starts_equal = all(torch.equal(state[name], start[name]) for name in start)
         self.gradients = []
         for step in range(STEPS_TRAINED):
-            model.load_state_dict(self.reference.states[step])
+            model.load_state_dict(self.truth.states[step])
             model.zero_grad()
-            self.reference.step = step
+            self.truth.step = step
             try:
                 with lesson.phase(f"step {step}"):
-                    backward(self.reference)
+                    backward(self.truth)
             except Exception as error:
                 self.error = error
                 return
-            self.gradients.append(self.reference.compare(model, step))
+            self.gradients.append(self.truth.compare(model, step))
             named = model.named_parameters()
             graded = {name for name, parameter in named if parameter.grad is not None}
-            self.frozen |= graded - set(self.reference.whole[step])
+            self.frozen |= graded - set(self.truth.whole[step])
         lesson.wait_for_ranks()
 
     def _note_operation(
@@ -199,7 +200,7 @@ class Training:
         self.waited_early = self.waited_early or phase == self.waited_in
 
     def _note_wait(self, work: DelayedWork | None = None) -> None:
-        step = f"step {self.reference.step}"
+        step = f"step {self.truth.step}"
         in_step = work is not None and self.lesson.current_phase.startswith(step)
         again = in_step and not work.call.phase.startswith(step)
         self.waits_again = self.waits_again or again
@@ -225,13 +226,13 @@ class Training:
         require(not self.frozen, what, "frozen_graded")
         what = "the code waits for all-reduces of earlier training steps again"
         require(not self.waits_again, what, "not_forgotten")
-        once = sum(gradient.numel() for gradient in self.reference.whole[0].values())
+        once = sum(gradient.numel() for gradient in self.truth.whole[0].values())
         reduced = sum(call.numel for call in self._calls_of(0) if call.name == "all_reduce")
         what = f"each training step reduces {reduced} numbers for {once} numbers in gradients"
         require(accumulating or reduced < 2 * once, what, "reduced_again")
 
     def _calls_of(self, step: int) -> list[Call]:
-        """Return the collectives of a training step: broadcasts only if nothing else."""
+        """Return the collectives of a training step, without broadcasts if there are others."""
         calls = [call for call in self.lesson.calls if call.phase.startswith(f"step {step}")]
         return [call for call in calls if call.name != "broadcast"] or calls
 
@@ -247,16 +248,16 @@ class Training:
             if re.search("attribute '(append|extend|clear|add)'|not iterable", text):
                 raise Wrong(what, "list_is_none")
             trained = [p for p in self.model.parameters() if p.requires_grad]
-            of_a_work = re.search("attribute '(wait|get_future|is_completed|result)'", text)
-            if of_a_work:
-                begun = any(call.asynchronous for call in self.lesson.calls)
-                raise Wrong(what, "work_lost" if begun else "returns_none")
+            is_work = re.search("attribute '(wait|get_future|is_completed|result)'", text)
+            if is_work:
+                is_async = any(call.asynchronous for call in self.lesson.calls)
+                raise Wrong(what, "work_lost" if is_async else "returns_none")
             if "unsupported operand" in text and "all_reduce" in code:
                 raise Wrong(what, "returns_none")
             if any(p.grad is None for p in trained):
-                early = self.why and "unsupported operand" not in text
+                in_hook = self.why and "unsupported operand" not in text
                 hint = "other_parameter" if self.hooks_when_ready else "hook_too_early"
-                raise Wrong(what, hint if early else "returns_none")
+                raise Wrong(what, hint if in_hook else "returns_none")
             raise Wrong(what, "none_gradient")
         if "of type torch.Tensor" in text:
             raise Wrong(what, "not_a_tensor")
@@ -293,8 +294,8 @@ class Training:
         what = f"{when}the gradients of the training step before are added to the right ones"
         require("added" not in found, what, "old_values")
         if found == {"none"} and here:
-            removed = any(call.asynchronous for call in here)
-            hint = "gradient_removed" if removed else "returns_none"
+            is_async = any(call.asynchronous for call in here)
+            hint = "gradient_removed" if is_async else "returns_none"
             raise Wrong(f"{when}every .grad is None after your function", hint)
         if found == {"own"}:
             reduced, not_reduced = "copy_reduced", "not_reduced"
@@ -307,8 +308,8 @@ class Training:
             factor = factors.pop()
             what = f"{when}the gradients are {factor:g} times those of a single process"
             if accumulating:
-                whole = abs(factor - MICRO_BATCHES) < 1e-2
-                raise Wrong(what, "loss_not_divided" if whole else "loss_wrong")
+                is_sum = abs(factor - MICRO_BATCHES) < 1e-2
+                raise Wrong(what, "loss_not_divided" if is_sum else "loss_wrong")
             require(abs(factor - self.lesson.world) > 1e-2, what, "not_divided")
             powers = [self.lesson.world**-k for k in range(1, 10)]
             again = any(abs(factor / power - 1) < 1e-2 for power in powers)
@@ -328,16 +329,16 @@ class Training:
             own = sorted(name for name, verdict in verdicts.items() if verdict == "own")
             what = f"{when}{len(own)} of {len(verdicts)} gradients are not averaged"
             raise Wrong(f"{what}: {', '.join(own)}", "subset")
-        twice = found <= {"right", *factors} and factors and max(factors) < 1
+        too_small = found <= {"right", *factors} and factors and max(factors) < 1
         what = f"{when}some gradients are {min(factors, default=0):g} times the right ones"
-        require(accumulating or not twice, what, "divided_twice")
+        require(accumulating or not too_small, what, "divided_twice")
         require(not (step and here), f"{when}the gradients are no longer right", self.stale)
         hint = "micro_batch_lost" if accumulating else "other"
         hint = "gathered" if {call.name for call in here} == {"all_gather"} else hint
         raise Wrong(f"{when}the gradients differ from those of a single process", hint)
 
 
-SLIPS = {
+MISTAKES = {
     "Boolean value of Tensor": "truth_of_tensor",
     "'(builtin_function_or_method|function|method)'|iterable, not method": "not_called",
     r"append\(\) takes exactly one argument": "append_one",
@@ -351,61 +352,62 @@ SLIPS = {
 @LAB.step(
     1, "join the process group and choose the device",
     "all ranks are in one group, and each rank has its own device or uses the CPU",
-    "start", joins=False,
+    "init_distributed", joins=False,
     crashes={
         "NCCL|nccl": "no_gpu",
         "'(int|str)' and '(int|str)'|must be int, not str": "env_text",
     },
 )  # fmt: skip
-def start(submission, reference, lesson):
-    takes, unset = inspect.signature(dist.init_process_group), []
+def init_distributed(submission, reference, lesson):
+    signature, not_set = inspect.signature(dist.init_process_group), []
 
     def address() -> str:
         return ":".join(os.environ[name] for name in ("MASTER_ADDR", "MASTER_PORT"))
 
-    def look(*args: Any, **kwargs: Any) -> None:
-        method = takes.bind(*args, **kwargs).arguments.get("init_method") or "env://"
+    def check_address(*args: Any, **kwargs: Any) -> None:
+        method = signature.bind(*args, **kwargs).arguments.get("init_method") or "env://"
         used = method.rpartition("/")[2] or address()
-        what = f"torchrun sets the address {given}, and start() uses {used}"
+        what = f"torchrun sets the address {given}, and init_distributed() uses {used}"
         require(used == given, what, "own_address")
 
     given = address()
-    call_before(dist, "init_process_group", look)
-    n, device = lesson.world, submission.start()
-    require(dist.is_initialized(), "start() did not initialise a process group", "not_joined")
-    who = dist.get_rank(), dist.get_world_size()
-    what = f"in the process group, rank {lesson.rank} of {n} is rank {who[0]} of {who[1]}"
-    require(who == (lesson.rank, n), what, "not_joined")
+    call_before(dist, "init_process_group", check_address)
+    n, device = lesson.world, submission.init_distributed()
+    what = "init_distributed() did not initialise a process group"
+    require(dist.is_initialized(), what, "not_joined")
+    actual = dist.get_rank(), dist.get_world_size()
+    what = f"in the process group, rank {lesson.rank} of {n} is rank {actual[0]} of {actual[1]}"
+    require(actual == (lesson.rank, n), what, "not_joined")
     dist.all_reduce(torch.ones(1))
     yield f"{n} ranks are in one group, and an all-reduce completes"
-    require(device is not None, "start() returns None", "start_none")
+    require(device is not None, "init_distributed() returns None", "start_none")
     is_device = isinstance(device, torch.device)
-    require(is_device, "start() does not return a torch.device", "not_a_device")
+    require(is_device, "init_distributed() does not return a torch.device", "not_a_device")
 
     def pick(number: int, rank: int) -> str:
         """Return the device of a rank, and check the group that it joins."""
         joined: list[dict[str, Any]] = []
 
         def join(*args: Any, **kwargs: Any) -> None:
-            look(*args, **kwargs)
-            joined.append(takes.bind(*args, **kwargs).arguments)
+            check_address(*args, **kwargs)
+            joined.append(signature.bind(*args, **kwargs).arguments)
 
         group = {"init_process_group": join, "get_world_size": lambda *_: 2 * n}
         group["get_rank"] = lambda *_: rank + n
-        group["init_device_mesh"] = mock.Mock()  # makes the group, too
+        group["init_device_mesh"] = mock.Mock()  # it also creates the process group
         with (
             second_machine(number, rank, n) as chosen,
             mock.patch.multiple(dist, **group),
             mock.patch.multiple(device_mesh, **group),
             mock.patch.multiple(submission, create=True, **group),
         ):
-            device = submission.start()
-        what = f"with {number} accelerators for {n} ranks, start() returns a"
+            device = submission.init_distributed()
+        what = f"with {number} accelerators for {n} ranks, init_distributed() returns a"
         is_device = isinstance(device, torch.device)
         require(
             is_device, f"{what} {type(device).__name__}, not a torch.device", "not_a_device"
         )
-        device = "cpu" if device.type == "cpu" else str(device)  # its index means nothing
+        device = "cpu" if device.type == "cpu" else str(device)  # a CPU may have any index
         indices = [
             each.args[0] if isinstance(each.args[0], int) else torch.device(each.args[0]).index
             for each in chosen.mock_calls
@@ -422,16 +424,16 @@ def start(submission, reference, lesson):
         require(not on_own_gpu or set(indices) <= {rank}, what, "device_index")
         what = f"with {number} accelerators for {n} ranks, the device is {device}, but the"
         if on_own_gpu and not indices and not group["init_device_mesh"].called:
-            unset.append(f"{what} current device is not set")
+            not_set.append(f"{what} current device is not set")
         for each in joined:
             for name, true in (("rank", rank + n), ("world_size", 2 * n)):
                 what = f"on the second of two machines, {name} {true} joins the group as"
                 what += f" {name} {(given := each.get(name, -1))}"
                 require(given in (-1, true), what, "not_joined")
-            with_id = each.get("device_id")
-            index = getattr(with_id, "index", with_id)
+            device_id = each.get("device_id")
+            index = getattr(device_id, "index", device_id)
             what = (
-                f"on the second of two machines, local rank {rank} passes device_id={with_id}"
+                f"on the second of two machines, local rank {rank} passes device_id={device_id}"
             )
             require(not on_own_gpu or index in (None, rank), what, "device_index")
             backend = str(each.get("backend")).lower()
@@ -448,14 +450,14 @@ def start(submission, reference, lesson):
     what = f"on the second of two machines with {n + 1} accelerators each, the devices are"
     right = names == [f"cuda:{rank}" for rank in range(n)]
     require(right, f"{what} {', '.join(names)}", "device_index")
-    require(not unset, next(iter(unset), ""), "device_not_set")
+    require(not not_set, next(iter(not_set), ""), "device_not_set")
 
 
 # --- step 2 -------------------------------------------------------------------------------
 
 
 def lengths(world: int) -> tuple[int, ...]:
-    """Return lengths of data sets. The last one is less than world / 2 if world is above 2."""
+    """Return three lengths of data sets. If `world` is above 2, 1 is less than half of it."""
     return 12 * world, 5 * world + 1, 1
 
 
@@ -468,13 +470,13 @@ def lengths(world: int) -> tuple[int, ...]:
              "'Tensor' and 'list'|'list' and 'Tensor'": "not_a_list"},
 )  # fmt: skip
 def shard(submission, reference, lesson):
-    def different_hash(value: Any) -> int:
-        """Return a hash that differs between the ranks for a text, as in separate processes."""
+    def salted_hash(value: Any) -> int:
+        """Return a hash. The hash of a text differs between ranks, as in separate processes."""
         parts = value if isinstance(value, tuple) else (value,)
-        salted = any(isinstance(each, (str, bytes)) for each in parts)
-        return hash((lesson.rank, value) if salted else value)
+        has_text = any(isinstance(each, (str, bytes)) for each in parts)
+        return hash((lesson.rank, value) if has_text else value)
 
-    n, submission.hash = lesson.world, different_hash
+    n, submission.hash = lesson.world, salted_hash
     samples = submission.shard(12 * n, lesson.rank, n, 0)
     kind = type(samples).__name__
     require(kind == "list", f"shard() returns a {kind}, not a list", "not_a_list")
@@ -503,19 +505,19 @@ def _(group):
         for index in itertools.chain(indices, *later, *latest):
             what = f"{case}, shard() returns the index {index}, which does not exist"
             require(0 <= index < length, what, "no_such_index")
-        alike = 1 < n < length and all(shard == shards[0] for shard in shards)
+        are_equal = 1 < n < length and all(shard == shards[0] for shard in shards)
         what = f"{case}, all {n} ranks read the same {len(shards[0])} samples"
-        require(not alike, what, "same_shard")
+        require(not are_equal, what, "same_shard")
         sizes = [str(len(shard)) for shard in shards]
         what = f"{case}, the shards of the ranks have the lengths {', '.join(sizes)}"
         hint = "uneven" if length > n else "short_padding"
         require(len(set(sizes)) == 1, what, hint)
-        share = -(-length // n)
-        what = f"{case}, each of {n} ranks reads {len(shards[0])} samples, and not {share}"
-        require(absent or len(shards[0]) <= share, what, "padding_too_long")
+        per_rank = -(-length // n)
+        what = f"{case}, each of {n} ranks reads {len(shards[0])} samples, and not {per_rank}"
+        require(absent or len(shards[0]) <= per_rank, what, "padding_too_long")
         if length == 12 * n:
             twice = max(len(shard) - len(set(shard)) for shard in shards)
-            what = f"{case}, {twice} of the {share} reads of a rank are repetitions"
+            what = f"{case}, {twice} of the {per_rank} reads of a rank are repetitions"
             require(not twice, what, "not_a_permutation")
         if absent or extra >= n:
             differ = any(cut != list(shards) for cut in group.facts(f"all {length}"))
@@ -524,7 +526,7 @@ def _(group):
             what = f"samples that no rank reads: {absent}; repeated reads: {extra}"
             raise Wrong(f"{case}, {what}", hint)
         again = [cut[rank] for rank, cut in enumerate(group.facts(f"all {length}"))]
-        what = f"{case}, a second call of shard() for epoch 0 returns other indices"
+        what = f"{case}, a second call of shard() for epoch 0 returns different indices"
         require(again == list(shards), what, "not_repeated")
         yield f"{case}, every sample is read; samples that are read twice: {extra}"
         for epoch, cut in ((1, later), (2, latest)):
@@ -562,7 +564,7 @@ def _(group):
         "NoneType": "broadcast_none", "of type torch.Tensor": "broadcast_kind",
         "can't be cast to the desired output type": "state_averaged",
         "'(tuple|str)' object has no attribute|values to unpack": "broadcast_kind",
-        **SLIPS,
+        **MISTAKES,
     },
 )  # fmt: skip
 def broadcast(submission, reference, lesson):
@@ -577,10 +579,10 @@ def broadcast(submission, reference, lesson):
     what = f"nothing waits for {len(late)} of {len(lesson.calls)} collectives"
     require(not late, what, "broadcast_not_waited")
     wrong = {name for name in first if not torch.equal(state[name], first[name])}
-    own = all(torch.equal(state[name], mine[name]) for name in wrong)
+    are_own = all(torch.equal(state[name], mine[name]) for name in wrong)
     seen = f"last.seen is {state['last.seen']} after the broadcast, and not {2**24 + 1}"
-    require(own or wrong != {"last.seen"}, seen, "digits_lost")
-    require(own, "the tensors do not have the values of rank 0", "other_source")
+    require(are_own or wrong != {"last.seen"}, seen, "digits_lost")
+    require(are_own, "the tensors do not have the values of rank 0", "other_source")
     what = f"each rank keeps its own values in all {len(first)} tensors"
     require(len(wrong) < len(first), what, "not_broadcast")
     if wrong:
@@ -592,7 +594,7 @@ def broadcast(submission, reference, lesson):
         raise Wrong(f"each rank keeps its own values in {', '.join(sorted(wrong))}", hint)
     found = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     new = sorted(name for name in tensors if found.get(name) is not tensors[name])
-    require(not new, f"the module has other tensors than before: {', '.join(new)}", "replaced")
+    require(not new, f"these tensors of the module were replaced: {', '.join(new)}", "replaced")
     changed = sorted(name for name in tensors if found[name].requires_grad != trained[name])
     what = f"requires_grad has changed for {', '.join(changed)}"
     require(not changed, what, "requires_grad_changed")
@@ -611,12 +613,13 @@ def make_model(lesson: Lesson) -> Model:
     "in three training steps, the gradients equal those of a single process",
     "average_gradients",
     crashes={
-        "AVG": "average", r"^shape '.*' is invalid for input of size": "piece_sizes", **SLIPS,
+        "AVG": "average", r"^shape '.*' is invalid for input of size": "piece_sizes",
+        **MISTAKES,
     },
 )  # fmt: skip
 def average(submission, reference, lesson):
-    def backward(reference: Reference) -> None:
-        reference.loss(model, reference.mine).backward()
+    def backward(truth: SingleProcess) -> None:
+        truth.loss(model, truth.mine).backward()
         submission.average_gradients(model)
 
     model = make_model(lesson)
@@ -630,10 +633,10 @@ def train_overlapping(
 ) -> Iterator[str]:  # fmt: skip
     """Train, and check that all-reduces start during the backward pass without a wait."""
 
-    def backward(reference: Reference) -> None:
+    def backward(truth: SingleProcess) -> None:
         step = lesson.current_phase
         with lesson.phase(f"{step} backward"):
-            reference.loss(ddp, reference.mine).backward()
+            truth.loss(ddp, truth.mine).backward()
         with lesson.phase(f"{step} finish"):
             ddp.finish()
 
@@ -660,22 +663,22 @@ def train_overlapping(
         "doesn't require gradient": "frozen_hook", "AVG": "average",
         "assigned grad expected": "work_as_gradient",
         r"<lambda>\(\) takes 0 positional": "hook_arguments",
-        r"start\(\) takes 2 positional": "hook_of_module", **SLIPS,
+        r"start\(\) takes 2 positional": "hook_of_module", **MISTAKES,
     },
 )  # fmt: skip
 def hooks(submission, reference, lesson):
     # all ranks use the same graph here, so hooks may launch as soon as a gradient is ready
     model = Model(seed=lesson.rank)
-    real, on_gradients = torch.Tensor.register_hook, []
-    begun: list[int] = []  # all-reduces of a backward pass when its last gradient is computed
+    real, tensors_with_hook = torch.Tensor.register_hook, []
+    started: list[int] = []  # the all-reduces before the last gradient of a backward pass
 
     def count(_: torch.Tensor) -> None:
-        begun.append(sum(call.phase == lesson.current_phase for call in lesson.calls))
+        started.append(sum(call.phase == lesson.current_phase for call in lesson.calls))
 
     model.scale["input"].register_hook(count)
 
     def register_hook(tensor: torch.Tensor, hook: Callable) -> Any:
-        on_gradients.append(tensor)
+        tensors_with_hook.append(tensor)
         return real(tensor, hook)
 
     with mock.patch.object(torch.Tensor, "register_hook", register_hook):
@@ -688,17 +691,17 @@ def hooks(submission, reference, lesson):
             raise
 
     def why(step: int) -> None:
-        what = f"{len(on_gradients)} hooks were registered with register_hook"
-        require(not on_gradients, what, "hook_kind")
+        what = f"{len(tensors_with_hook)} hooks were registered with register_hook"
+        require(not tensors_with_hook, what, "hook_kind")
 
     yield from train_overlapping(lesson, model, ddp, why)
     what = "no all-reduce started before the last gradient was computed"
-    require(all(begun), what, "started_late")
+    require(all(started), what, "started_late")
 
 
 # --- step 6 -------------------------------------------------------------------------------
 
-FILLED = [
+EXPECTED_BUCKETS = [
     ["scale.input", "last.bias", "last.weight", "right.bias"],
     ["right.weight"],
     ["left.bias", "left.weight"],
@@ -707,6 +710,7 @@ FILLED = [
 
 
 def memory_of(tensor: torch.Tensor) -> int:
+    """Return the address of the memory in which a tensor is stored."""
     return tensor.untyped_storage().data_ptr()
 
 
@@ -722,15 +726,19 @@ def memory_of(tensor: torch.Tensor) -> int:
         r"^shape '.*' is invalid for input of size": "piece_sizes",
         "^Parameter containing": "other_bucket",
         "'Bucket' .* attribute 'detach'": "not_a_tensor",
-        **SLIPS,
+        **MISTAKES,
     },
     order_hint="launch_order",
 )  # fmt: skip
 def buckets(submission, reference, lesson):
     names = {p: name for name, p in Model(seed=0).named_parameters() if p.requires_grad}
-    in_order = [name for bucket in FILLED for name in bucket]
+    in_order = [name for bucket in EXPECTED_BUCKETS for name in bucket]
     each = [[name] for name in in_order]
-    for limit, wanted in ((BUCKET_BYTES + 1, FILLED), (BUCKET_BYTES, FILLED), (1, each)):
+    for limit, wanted in (
+        (BUCKET_BYTES + 1, EXPECTED_BUCKETS),
+        (BUCKET_BYTES, EXPECTED_BUCKETS),
+        (1, each),
+    ):
         given = list(names)
         try:
             made = submission.make_buckets(given, limit)
@@ -738,8 +746,8 @@ def buckets(submission, reference, lesson):
             empty = re.search("list index out of range|non-empty list", f"{error}")
             require(not empty, describe_error(error, submission)[0], "list_empty")
             raise
-        kept = len(given) == len(names) and all(map(operator.is_, given, names))
-        require(kept, "make_buckets() changes the list of parameters", "list_changed")
+        is_unchanged = len(given) == len(names) and all(map(operator.is_, given, names))
+        require(is_unchanged, "make_buckets() changes the list of parameters", "list_changed")
         require(
             isinstance(made, (list, tuple)), f"make_buckets() returns {made}", "bucket_list"
         )
@@ -779,36 +787,41 @@ def buckets(submission, reference, lesson):
     require(good, f"{what} of {flat.dtype} on {flat.device}", "flat_kind")
     model = make_model(lesson)
     ddp = submission.BucketDDP(model, BUCKET_BYTES)
-    begun = mock.Mock(wraps=ddp.begin)
-    ddp.begin = begun
+    ddp.begin = mock.Mock(wraps=ddp.begin)
 
     def why(step: int) -> None:
         if step > 0:
-            require(begun.called, "begin() was not called after a training step", "not_begun")
+            require(
+                ddp.begin.called, "begin() was not called after a training step", "not_begun"
+            )
         whole = {0, *(bucket.flat.numel() for bucket in ddp.buckets)}
         here = [call for call in lesson.calls if call.phase.startswith(f"step {step}")]
         sums = [call.numel for call in here if call.name == "all_reduce"]
         parts = [number for number in sums if number not in whole]
-        what = f"an all-reduce sends {max(parts, default=0)} numbers, and no bucket has so many"
+        what = (
+            f"an all-reduce sends {max(parts, default=0)} numbers, but no bucket has this size"
+        )
         require(not parts, what, "not_the_bucket")
 
     yield from train_overlapping(lesson, model, ddp, why, buckets=True)
     pieces = {memory_of(p.grad) for p in model.parameters() if p.grad is not None}
-    what = f"the gradients are in {len(pieces)} tensors of memory"
-    require(len(pieces) == 4, f"{what}, and not in the {len(FILLED)} buckets", "not_views")
+    what = f"the gradients are in the memory of {len(pieces)} tensors"
+    require(
+        len(pieces) == 4, f"{what}, and not in the {len(EXPECTED_BUCKETS)} buckets", "not_views"
+    )
     parameter, view = next(iter(ddp.buckets[0].views.items()))
     parameter.grad = view.clone()
     ddp.keep_in_bucket(parameter)
-    what = "a gradient outside its bucket stays there if it has the same numbers as its view"
+    what = "a gradient outside its bucket stays there if its numbers equal those of its view"
     require(memory_of(parameter.grad) == memory_of(view), what, "same_numbers")
     for number, bucket in enumerate(ddp.buckets, start=1):
-        earlier = len(lesson.calls)
+        before_bucket = len(lesson.calls)
         for parameter, view in bucket.views.items():
             parameter.grad = torch.zeros_like(view)
             ddp.on_gradient(parameter)
             what = f"a gradient of bucket {number} does not become a view of the bucket"
             require(memory_of(parameter.grad) == memory_of(view), what, "not_views")
-        sent = len(lesson.calls) - earlier
+        sent = len(lesson.calls) - before_bucket
         what = f"when bucket {number} is complete, {sent} all-reduces start"
         require(sent == 1, what, "launched_again" if sent > 1 else "launched_late")
     ddp.finish()
@@ -818,7 +831,7 @@ def buckets(submission, reference, lesson):
 
 
 def has_saved_tensors(node: Any) -> bool:
-    """Return whether the node of a product still has its saved tensors. Backward frees them."""
+    """Return whether the node of a product has its saved tensors, which backward frees."""
     try:
         return node._saved_other is not None
     except RuntimeError:  # they are freed
@@ -835,32 +848,34 @@ class Accumulation:
     """A backward pass in micro-batches that counts messages.
 
     For each training step, `counts` has the number of forward passes, the number of messages
-    before the last of them, and the number of all messages. `together` is the largest number
+    before the last of them, and the number of all messages. `most_open` is the largest number
     of losses whose backward pass had not yet run when the next forward pass began.
     """
 
     def __init__(self, accumulate: Callable, ddp: nn.Module, sent: Callable[[], int]):
         self.accumulate, self.ddp, self.sent, self.counts = accumulate, ddp, sent, []
-        self.together, self.finished, self.retained = 0, mock.Mock(), False
-        self.bypassed = False  # loss_of got a different model
-        self.changed = False  # the list of micro-batches is no longer what it was
+        self.most_open, self.finish, self.is_retained = 0, mock.Mock(), False
+        self.is_bypassed = False  # loss_of got a different model
+        self.is_changed = False  # accumulate() changed the list of micro-batches
         self.samples = 0  # the largest number of samples in a forward pass
         self.finishes: list[int] = []  # calls of finish() in each completed training step
-        self.due = 0  # micro-batches that have not begun
+        self.remaining = 0  # micro-batches without a forward pass
         if hasattr(ddp, "finish"):
             finish = ddp.finish
 
-            def once() -> None:
+            def checked_finish() -> None:
                 try:
                     finish()
                 except RuntimeError:
-                    what = f"accumulate() calls finish() {self.due} micro-batches too early"
-                    require(self.due <= 0, what, "finished_early")
+                    what = (
+                        f"accumulate() calls finish() {self.remaining} micro-batches too early"
+                    )
+                    require(self.remaining <= 0, what, "finished_early")
                     raise
 
-            ddp.finish = self.finished = mock.Mock(wraps=once)
+            ddp.finish = self.finish = mock.Mock(wraps=checked_finish)
 
-    def __call__(self, reference: Reference) -> None:
+    def __call__(self, truth: SingleProcess) -> None:
         size, start, silent = SHARD // MICRO_BATCHES, self.sent(), []
         open_losses, graphs = 0, []
 
@@ -871,32 +886,32 @@ class Accumulation:
         def loss_of(model: nn.Module, samples: list[int]) -> torch.Tensor:
             nonlocal open_losses
             silent.append(self.sent() - start)
-            self.due -= 1
-            self.bypassed = self.bypassed or model is not self.ddp
+            self.remaining -= 1
+            self.is_bypassed = self.is_bypassed or model is not self.ddp
             self.samples = max(self.samples, len(samples))
-            self.together = max(self.together, open_losses)
-            self.retained = self.retained or any(map(has_saved_tensors, graphs))
-            loss = reference.loss(model, samples)
+            self.most_open = max(self.most_open, open_losses)
+            self.is_retained = self.is_retained or any(map(has_saved_tensors, graphs))
+            loss = truth.loss(model, samples)
             if loss.requires_grad:
                 open_losses += 1
                 loss.register_hook(backward_runs)
                 graphs[:] = [loss.grad_fn.next_functions[0][0]]
             return loss
 
-        parts = [reference.mine[first : first + size] for first in range(0, SHARD, size)]
-        self.finished.reset_mock()
-        self.due = len(parts)
+        parts = [truth.mine[first : first + size] for first in range(0, SHARD, size)]
+        self.finish.reset_mock()
+        self.remaining = len(parts)
         try:
             self.accumulate(self.ddp, loss_of, given := list(parts))
-            self.changed = self.changed or given != parts
-            self.finishes.append(self.finished.call_count)
+            self.is_changed = self.is_changed or given != parts
+            self.finishes.append(self.finish.call_count)
         except (RuntimeError, TypeError) as error:
             frames = traceback.extract_tb(error.__traceback__)
-            inside = not silent and any(frame.name == "forward" for frame in frames)
+            in_forward = not silent and any(frame.name == "forward" for frame in frames)
             file = inspect.getfile(self.accumulate)
             line = next((frame.lineno for frame in frames if frame.filename == file), 0)
             what = f"in line {line}, the model fails, because it was not called by loss_of"
-            require(not inside, what, "loss_of_unused")
+            require(not in_forward, what, "loss_of_unused")
             raise
         finally:
             self.counts.append((len(silent), (silent or [0])[-1], self.sent() - start))
@@ -915,15 +930,15 @@ class Accumulation:
     },
 )  # fmt: skip
 def accumulate(submission, reference, lesson):
-    model, reference, sent = make_model(lesson), Reference(0, 1), lambda: len(lesson.calls)
+    model, truth, sent = make_model(lesson), SingleProcess(0, 1), lambda: len(lesson.calls)
     ddp = submission.AccumulatingDDP(model, BUCKET_BYTES)
     earlier = sent()
     with ddp.no_sync():
-        reference.loss(ddp, reference.mine).backward()
+        truth.loss(ddp, truth.mine).backward()
         what = f"a backward pass inside no_sync started {sent() - earlier} all-reduces"
         require(sent() == earlier, what, "no_sync_sends")
         parameter = next(iter(ddp.buckets[0].views))
-        ddp.buckets[0].waiting = {parameter}  # as if it had no other parameter
+        ddp.buckets[0].waiting = {parameter}  # as if this were the only parameter of the bucket
         ddp.on_gradient(parameter)
         what = "inside no_sync, a bucket with a single parameter is launched"
         require(sent() == earlier, what, "no_sync_sends")
@@ -936,10 +951,10 @@ def accumulate(submission, reference, lesson):
         what = "no_sync changes the attribute `sync` of the class AccumulatingDDP"
         require(getattr(submission.AccumulatingDDP, "sync", True), what, "shared_sync")
         with ddp.no_sync():
-            reference.loss(ddp, reference.mine).backward()
+            truth.loss(ddp, truth.mine).backward()
         what = "inside a second no_sync within the first one, the backward pass communicates"
         require(sent() == earlier, what, "nested")
-        reference.loss(ddp, reference.mine).backward()
+        truth.loss(ddp, truth.mine).backward()
     what = "after a second no_sync inside the first one, the backward pass communicates"
     require(sent() == earlier, what, "nested")
     yield "a backward pass inside no_sync starts no all-reduce"
@@ -949,7 +964,7 @@ def accumulate(submission, reference, lesson):
         for forwards, silent, total in backward.counts[: step + 1]:
             what = f"{silent} of {total} all-reduces started before the last micro-batch"
             require(forwards < 2 or not silent, what, "no_sync_unused")
-        again = backward.finished.call_count
+        again = backward.finish.call_count
         require(again < 2, f"accumulate() called finish() {again} times", "finished_twice")
         called = all(backward.finishes[: step + 1])
         require(called, "accumulate() ended without a call of finish()", "not_finished")
@@ -959,48 +974,50 @@ def accumulate(submission, reference, lesson):
         what = f"{silent} of {total} all-reduces started before the last micro-batch"
         require(forwards != MICRO_BATCHES or not silent, what, "no_sync_unused")
     yield from training.judge(accumulating=True)
-    ask_for_one_graph(backward, training.reference)
-    swallowed = True
+    require_one_graph(backward, training.truth)
+    is_swallowed = True
     try:
         with ddp.no_sync():
             raise InterruptedError
     except InterruptedError:
-        swallowed = False
-    earlier, training.reference.step = sent(), 0
-    model.load_state_dict(training.reference.states[0])
+        is_swallowed = False
+    earlier, training.truth.step = sent(), 0
+    model.load_state_dict(training.truth.states[0])
     model.zero_grad()
-    training.reference.loss(ddp, training.reference.mine).backward()
+    training.truth.loss(ddp, training.truth.mine).backward()
     what = "after an exception inside no_sync, the backward pass starts no all-reduce"
     require(sent() > earlier, what, "not_restored")
     require(
-        not swallowed, "an exception inside no_sync does not leave the context", "swallowed"
+        not is_swallowed, "an exception inside no_sync does not leave the context", "swallowed"
     )
     ddp.finish()
-    found = set(training.reference.compare(model, 0).values())
+    found = set(training.truth.compare(model, 0).values())
     what = "the gradients of one backward pass without micro-batches are wrong"
     require(found == {"right"}, what, "kept_late")
 
 
-def ask_for_one_graph(backward: Accumulation, reference: Reference) -> None:
+def require_one_graph(backward: Accumulation, truth: SingleProcess) -> None:
     """Raise `Wrong` if a forward pass began before the backward pass of an earlier one.
 
-    Raise it also if micro-batches that are equal are mistaken for the last one.
+    Raise it also if `accumulate` takes the first of two equal micro-batches for the last one.
     """
     size = SHARD // MICRO_BATCHES
     what = f"a micro-batch has {size} samples, but a forward pass has {backward.samples}"
     require(backward.samples <= size, what, "batch_joined")
-    require(not backward.changed, "the list of micro-batches has changed", "batches_changed")
-    what = f"a forward pass began while {backward.together} earlier losses had no backward pass"
-    require(not backward.together, what, "one_backward")
+    require(not backward.is_changed, "the list of micro-batches has changed", "batches_changed")
+    what = (
+        f"a forward pass began while {backward.most_open} earlier losses had no backward pass"
+    )
+    require(not backward.most_open, what, "one_backward")
     what = "a backward pass does not free the tensors that its graph has saved"
-    require(not backward.retained, what, "retained")
-    start, silent, same_samples = backward.sent(), [], reference.mine[:1]
+    require(not backward.is_retained, what, "retained")
+    start, silent, same_samples = backward.sent(), [], truth.mine[:1]
 
     def loss_of(model: nn.Module, samples: list[int]) -> torch.Tensor:
         silent.append(backward.sent() - start)
-        return reference.loss(model, samples)
+        return truth.loss(model, samples)
 
-    reference.step = 0
+    truth.step = 0
     backward.accumulate(backward.ddp, loss_of, [same_samples, same_samples])
     what = f"of two equal micro-batches, the first one sends {silent[-1]} messages"
     require(not silent[-1], what, "which_is_last")
@@ -1034,12 +1051,12 @@ def with_torch(submission, reference, lesson):
     require(0 < cap <= 2**30, f"the limit of a bucket is {cap:,} bytes", "cap_unit")
     given: list[Any] = []
 
-    def note(self, module: nn.Module, device_ids: Any = None, *_: Any, **__: Any) -> None:
+    def record(self, module: nn.Module, device_ids: Any = None, *_: Any, **__: Any) -> None:
         given.extend(device_ids or ())
 
     with (
-        mock.patch.object(DistributedDataParallel, "__init__", note),
-        contextlib.suppress(Exception),  # this machine may have no such device
+        mock.patch.object(DistributedDataParallel, "__init__", record),
+        contextlib.suppress(Exception),  # the machine may have no GPU 1
     ):
         submission.wrap(nn.Linear(1, 1), torch.device("cuda", 1))
     what = f"for the device cuda:1, wrap() passes device_ids={given}"
@@ -1055,11 +1072,11 @@ def with_torch(submission, reference, lesson):
     what = "in a training step, no bucket was sent"
     failed = training.error is not None
     sent = failed or all(total for _, _, total in backward.counts)
-    require(sent or not backward.bypassed, f"{what}: loss_of got ddp.module", "bypassed")
+    require(sent or not backward.is_bypassed, f"{what}: loss_of got ddp.module", "bypassed")
     require(failed or all(total for _, _, total in backward.counts), what, "all_silent")
     require(training.starts_equal, "the ranks start with different models", "not_sent_by_torch")
     yield from training.judge(accumulating=True)
     calls = [call for call in lesson.calls if call.phase.startswith("step")]
     what = f"DDP sent {len(sizes)} buckets, but there were {len(calls)} collectives"
     require(len(calls) <= len(sizes), what, "averaged_again")
-    ask_for_one_graph(backward, training.reference)
+    require_one_graph(backward, training.truth)

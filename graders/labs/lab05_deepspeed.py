@@ -1,9 +1,9 @@
-"""The steps of lab 05: what each must do, how that is measured, and the hint for each symptom.
+"""Grade lab 05: test each step, and choose the hint that fits the mistake.
 
-Every step is graded on its own: whatever the learner's functions of that step call is taken
-from the finished lab, which lies beside this folder. What only describes (a configuration, a
-formula) is compared with the finished lab's, and a wrong value with those that the common
-mistakes give. What runs is run with a real engine behind a spy that takes notes.
+Each step is graded separately. All functions that a step does not grade come from the finished
+lab. Configurations and formulas are compared with those of the finished lab. If a value is
+wrong, it is compared with the values that common mistakes give. Training loops run with a real
+engine inside a spy, which records the calls of its methods.
 """
 
 import copy
@@ -27,7 +27,7 @@ os.environ["DS_ACCELERATOR"] = "cpu"
 logging.disable(logging.WARNING)  # DeepSpeed logs to stdout, with the date
 warnings.simplefilter("ignore")
 try:
-    # with what the first engine would import: here once, and not in every process
+    # the first engine imports these modules; import them here once for all processes
     import deepspeed.runtime.superoffload.superoffload_stage3
     import deepspeed.runtime.zero.muon.muon_optimizer
     import deepspeed.runtime.zero.stage3  # noqa: F401
@@ -46,11 +46,11 @@ FIELDS = DeepSpeedZeroConfig.model_fields
 ZERO_KEYS = set(FIELDS) | {field.alias for field in FIELDS.values()} - {None}
 
 
-# --- what is common to the steps ----------------------------------------------------------
+# --- functions for several steps ----------------------------------------------------------
 
 
-def read(config: dict, ranks: int = 2) -> DeepSpeedConfig:
-    """What DeepSpeed makes of a configuration on so many ranks."""
+def parse(config: dict, ranks: int = 2) -> DeepSpeedConfig:
+    """Return the configuration that DeepSpeed parses for this number of ranks."""
     with (
         mock.patch.object(comm, "get_rank", lambda *_: 0),
         mock.patch.object(comm, "get_world_size", lambda *_: ranks),
@@ -58,31 +58,37 @@ def read(config: dict, ranks: int = 2) -> DeepSpeedConfig:
         return DeepSpeedConfig(copy.deepcopy(config))
 
 
-def answer_to(call: Callable[[dict], Any], stage: int, what: str) -> dict:
-    """What is made of the lab's configuration for two ranks; `Wrong` if keys are lost."""
+def config_from(call: Callable[[dict], Any], stage: int, what: str) -> dict:
+    """Return what `call` returns for the lab's configuration of two ranks.
+
+    Raise `Wrong` if this is not a dict with the old values, or if `call` changes its argument.
+    """
     config = LAB.finished.make_config(2, 6, 24, stage)
     before = copy.deepcopy(config)
     answer = call(config)
     require(config == before, f"{what} has changed its argument", "config_changed")
-    require(isinstance(answer, dict), f"{what} is {show(answer)} and no dict", "config_kind")
+    require(
+        isinstance(answer, dict), f"{what} is {show(answer)}, and not a dict", "config_kind"
+    )
     inner, zero = before.pop("zero_optimization"), answer.get("zero_optimization")
-    kept = before.items() <= answer.items()
-    kept = kept and isinstance(zero, dict) and inner.items() <= zero.items()
+    is_complete = before.items() <= answer.items()
+    is_complete = is_complete and isinstance(zero, dict) and inner.items() <= zero.items()
     blocks = ((before, answer), (inner, zero if isinstance(zero, dict) else {}))
     lost = [key for old, new in blocks for key in old if new.get(key) != old[key]]
-    require(kept, f"{what} lacks the old values of {', '.join(map(repr, lost))}", "config_lost")
+    lost = ", ".join(map(repr, lost))
+    require(is_complete, f"{what} lacks the old values of {lost}", "config_lost")
     return answer
 
 
-def within(config: Any, *keys: str) -> Any:
-    """The value under a key of a key of …; None if there is none."""
+def value_at(config: Any, *keys: str) -> Any:
+    """Return the value at these keys of nested dictionaries, or None if a key is missing."""
     for key in keys:
         config = config.get(key) if isinstance(config, dict) else None
     return config
 
 
-def ask_known(config: dict, what: str) -> None:
-    """Raise `Wrong` for keys that DeepSpeed does not know."""
+def require_known_keys(config: dict, what: str) -> None:
+    """Raise `Wrong` if a configuration has keys that DeepSpeed does not use."""
     if unknown := LAB.finished.unknown_keys(config):
         raise Wrong(f"{what} has {unknown[0]!r} at the top", "unknown_key")
     if unknown := sorted(set(config["zero_optimization"]) - ZERO_KEYS):
@@ -90,7 +96,7 @@ def ask_known(config: dict, what: str) -> None:
 
 
 def number(value: Any) -> float | str:
-    """A loss as a number, or a word for what is none."""
+    """Return a loss as a number, or the name of its type if it is not a number."""
     try:
         return float(value)
     except (TypeError, ValueError):
@@ -100,7 +106,7 @@ def number(value: Any) -> float | str:
 def judge_loss(rank: int, found: float | str, parts: list[list[torch.Tensor]]) -> None:
     """Raise `Wrong` unless this rank has returned the mean loss.
 
-    `parts`: the micro-batches of each rank.
+    `parts` contains the micro-batches of each rank.
     """
     lab, n, m = LAB.finished, len(parts), len(parts[rank])
     model = lab.build_model().requires_grad_(False)
@@ -111,8 +117,8 @@ def judge_loss(rank: int, found: float | str, parts: list[list[torch.Tensor]]) -
         "loss_local": [totals[rank] / m, totals[rank] / m / n],
         "loss_sum": [sum(totals), sum(totals) / m, sum(totals) / n, totals[rank]],
         "loss_last": [
-            share * lasts for share in (1, 1 / m)
-            for lasts in (mine[-1], sum(losses[-1] for losses in each) / n)
+            share * last for share in (1, 1 / m)
+            for last in (mine[-1], sum(losses[-1] for losses in each) / n)
         ],
     }  # fmt: skip
     what = f"rank {rank} returns {show(found)}, but the mean loss is {true:.4f}"
@@ -121,15 +127,16 @@ def judge_loss(rank: int, found: float | str, parts: list[list[torch.Tensor]]) -
 
 
 def rows_in(x: torch.Tensor, batch: torch.Tensor) -> list[int]:
-    """The numbers of these rows in the batch; -1 for a row that is not in it."""
+    """Return the numbers of these rows in the batch, or -1 for a row that is not in it."""
     equal = (x[:, None] == batch[None]).all(-1)
     return [row.nonzero()[0].item() if row.any() else -1 for row in equal]
 
 
 def judge_rows(rows: list[list[list[int]]], size: int) -> None:
-    """Raise `Wrong` unless each row is in one micro-batch of one rank, of this size.
+    """Raise `Wrong` unless each row is in one micro-batch of one rank.
 
-    `rows`: of each rank, of each of its micro-batches.
+    `rows` has a list for each rank, which contains the row numbers of each micro-batch. `size`
+    is the right size of a micro-batch.
     """
     of_ranks = [list(itertools.chain(*parts)) for parts in rows]
     named = [
@@ -146,7 +153,7 @@ def judge_rows(rows: list[list[list[int]]], size: int) -> None:
 
 
 def in_words(rows: list[int]) -> str:
-    """Numbers of rows: "0 to 11", or the first of them."""
+    """Return row numbers in words: "0 to 11", or the first twelve numbers."""
     if rows == list(range(rows[0], rows[-1] + 1)):
         return f"{rows[0]} to {rows[-1]}"
     return ", ".join(map(str, rows[:12])) + ", …" * (len(rows) > 12)
@@ -160,7 +167,7 @@ BATCH_HINTS = {
     "train_micro_batch_size_per_gpu": "micro_batch",
     "gradient_accumulation_steps": "ranks_forgotten",
 }
-UNCUT = ((4, 12, 24, 1), (2, 5, 24, 0))  # (ranks, micro, batch, stage)
+NOT_DIVISIBLE = ((4, 12, 24, 1), (2, 5, 24, 0))  # (ranks, micro, batch, stage)
 
 
 @LAB.alone(
@@ -183,10 +190,11 @@ def configuration(submission, reference, lesson):
             found = config.get(key, true[key])
             require(found == true[key], f"{what}{key} is {found} instead of {true[key]}", hint)
         found = config.get("gradient_accumulation_steps", 1)
-        require(isinstance(found, int), f"{what}it accumulates {found!r}", "whole_numbers")
-        placed = "stage" in zero and "stage" not in config
-        require(placed, f"{what}zero_optimization has no stage", "zero_block")
-        ask_known(config, f"{what}the configuration")
+        wrong = f"{what}gradient_accumulation_steps is {found!r}"
+        require(isinstance(found, int), wrong, "whole_numbers")
+        is_inside = "stage" in zero and "stage" not in config
+        require(is_inside, f"{what}zero_optimization has no stage", "zero_block")
+        require_known_keys(config, f"{what}the configuration")
         absent = [key for key in BATCH_HINTS if key not in config]
         require(len(absent) < 2, f"{what}{' and '.join(absent)} are missing", "batch_keys")
         found, size = config.get("gradient_clipping"), reference.WIDTH**2
@@ -197,13 +205,13 @@ def configuration(submission, reference, lesson):
         sharded = zero.get("stage3_param_persistence_threshold") == 0
         require(sharded, f"{what}small tensors stay whole", "persistence")
         require(zero["stage"] == stage, f"{what}the stage is {zero['stage']}", "other")
-        read(config, ranks)
+        parse(config, ranks)
         made.append(config)
     stages = [config["zero_optimization"]["stage"] for config in made]
     what = f"the configuration of stage {CASES[0][3]} has stage {stages[0]} after other calls"
     require(stages == [stage for *_, stage in CASES], what, "shared")
-    yield "five configurations are right, and DeepSpeed reads them"
-    for ranks, micro, batch, stage in UNCUT:
+    yield "five configurations are right, and DeepSpeed accepts them"
+    for ranks, micro, batch, stage in NOT_DIVISIBLE:
         case = f"for {ranks} ranks, micro-batch {micro} and batch {batch}, make_config"
         what = f"{case} raises no ValueError"
         try:
@@ -219,34 +227,37 @@ def configuration(submission, reference, lesson):
 
 
 class Spy:
-    """A real engine that takes notes of what is asked of it."""
+    """An object that calls a real engine, and records the calls."""
 
     def __init__(self, engine: Any, batch: torch.Tensor, loss: Callable):
         self._engine, self._batch, self._loss = engine, batch, loss
-        self._inside, self._last = False, math.nan
+        self._in_backward, self._loss_value = False, math.nan
         self.events, self.rows, self.ratios = [], [], []
-        self._gradients = self._look()
+        self._gradients = self._copy_gradients()
 
-    def _look(self) -> list[torch.Tensor | None]:
-        """Copies of the gradients that are kept in the module."""
+    def _copy_gradients(self) -> list[torch.Tensor | None]:
+        """Return copies of the gradients of the module."""
         grads = [parameter.grad for parameter in self._engine.module.parameters()]
         return [None if grad is None else grad.clone() for grad in grads]
 
     def _begin(self, name: str, *after: str) -> None:
-        """Note a call, which must come after these calls, with the gradients unchanged."""
-        words = {each: f"engine.{each}()" for each in ("backward", "step")}
-        words["forward"] = "engine(x)"
+        """Record a call. Raise `Wrong` unless the call before it is one of `after`.
+
+        If the gradients have changed since the last call, record that as an event, too.
+        """
+        calls = {each: f"engine.{each}()" for each in ("backward", "step")}
+        calls["forward"] = "engine(x)"
         last = self.events[-1] if self.events else "nothing"
-        known = name == "forward" or "forward" in self.events
-        require(known, f"{words[name]} is called, but engine(x) never was", "bypassed")
-        good = last in after or last not in ("nothing", *words)
-        what = f"{words[name]} is called directly after {words.get(last, last)}"
+        has_forward = name == "forward" or "forward" in self.events
+        require(has_forward, f"{calls[name]} is called, but engine(x) never was", "bypassed")
+        good = last in after or last not in ("nothing", *calls)
+        what = f"{calls[name]} is called directly after {calls.get(last, last)}"
         require(good, what, "step_each")
-        pairs = zip(self._look(), self._gradients, strict=True)
+        pairs = zip(self._copy_gradients(), self._gradients, strict=True)
         same_gradients = all(
             a is b if a is None or b is None else torch.equal(a, b) for a, b in pairs
         )
-        if not same_gradients and "plain" not in self.events:
+        if not same_gradients and "loss.backward" not in self.events:
             self.events.append("gradients")
         self.events.append(name)
 
@@ -257,24 +268,24 @@ class Spy:
         self._begin("forward", "nothing", "step")
         self.rows.append(rows_in(x, self._batch))
         output = self._engine(x)
-        self._last = self._loss(output, x).item()
+        self._loss_value = self._loss(output, x).item()
         return output
 
     def backward(self, loss: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         self._begin("backward", "forward")
-        self.ratios.append(loss.item() / (self._last or math.nan))
-        self._inside = True
+        self.ratios.append(loss.item() / (self._loss_value or math.nan))
+        self._in_backward = True
         try:
             return self._engine.backward(loss, *args, **kwargs)
         finally:
-            self._inside, self._gradients = False, self._look()
+            self._in_backward, self._gradients = False, self._copy_gradients()
 
     def step(self, *args: Any, **kwargs: Any) -> Any:
         self._begin("step", "backward")
         try:
             return self._engine.step(*args, **kwargs)
         finally:
-            self._gradients = self._look()
+            self._gradients = self._copy_gradients()
 
     def __getattr__(self, name: str) -> Any:
         if name in ("optimizer", "zero_grad", "clip_fp32_gradients", "allreduce_gradients"):
@@ -298,9 +309,9 @@ def loop(submission, reference, lesson):
     require(hasattr(made, "backward"), what, "engine_first")
     optimizer = getattr(made, "optimizer", None)
     require(optimizer is not None, "the engine has no optimizer", "optimizer_missing")
-    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    what = "the optimizer of the engine does not hold the parameters of its model"
-    require(held == {id(p) for p in made.module.parameters()}, what, "optimizer_other")
+    updated = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    what = "the optimizer of the engine does not update the parameters of its model"
+    require(updated == {id(p) for p in made.module.parameters()}, what, "optimizer_other")
     kind = getattr(optimizer, "optimizer", optimizer)
     rate = optimizer.param_groups[0]["lr"]
     right = isinstance(kind, torch.optim.AdamW) and isclose(rate, reference.LEARNING_RATE)
@@ -312,8 +323,8 @@ def loop(submission, reference, lesson):
     real = torch.Tensor.backward
 
     def backward(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> None:
-        if not spy._inside:
-            spy.events.append("plain")
+        if not spy._in_backward:
+            spy.events.append("loss.backward")
             lesson.fact("events", spy.events)
         real(tensor, *args, **kwargs)
 
@@ -326,7 +337,11 @@ def loop(submission, reference, lesson):
 @loop.explain_hang
 def _(group):
     for events in group.facts("events"):
-        require("plain" not in (events or ()), "loss.backward() was called", "plain_backward")
+        require(
+            "loss.backward" not in (events or ()),
+            "loss.backward() was called",
+            "plain_backward",
+        )
 
 
 @loop.judge
@@ -338,7 +353,11 @@ def _(group):
     yield "every row is in one micro-batch of one rank"
     for rank, events in enumerate(group.facts("events")):
         own = [event for event in events if event not in ("forward", "backward", "step")]
-        require(own[:1] != ["plain"], f"rank {rank} called loss.backward()", "plain_backward")
+        require(
+            own[:1] != ["loss.backward"],
+            f"rank {rank} called loss.backward()",
+            "plain_backward",
+        )
         for name in own:
             what = f"rank {rank} used engine.{name}"
             if name == "gradients":
@@ -347,10 +366,10 @@ def _(group):
         for ratio in group.facts("ratios")[rank]:
             what = f"engine.backward got {ratio:.3g} times the loss"
             require(isclose(ratio, 1.0, 1e-5), what, "divided")
-        counts = [f"{events.count(name)} times {name}" for name in ("backward", "step")]
-        what = f"rank {rank} called {' and '.join(counts)}"
+        counts = [f"{name} {events.count(name)} times" for name in ("backward", "step")]
+        what = f"with {m} micro-batches, rank {rank} called {' and '.join(counts)}"
         require(events == ["forward", "backward", "step"] * m, what, "step_each")
-    yield "forward, backward and step for every micro-batch"
+    yield "the engine runs forward, backward and step for every micro-batch"
     batch = LAB.finished.make_batches()[0]
     for rank, found in enumerate(group.facts("returned")):
         judge_loss(rank, found, [[batch[part] for part in parts] for parts in rows])
@@ -362,33 +381,33 @@ KINDS = ("parameters", "gradients", "master", "moments")
 
 
 def wrong_kinds(found: Any, true: dict, case: str) -> Iterator[tuple[str, float, str]]:
-    """Each kind that is wrong, its bytes, and the sentence for it."""
-    kinds = isinstance(found, dict) and sorted(found) == sorted(KINDS)
-    require(kinds, f"for {case}, the result is {show(found)}", "kinds")
+    """Yield each kind whose bytes are wrong, its bytes, and a sentence about it."""
+    has_kinds = isinstance(found, dict) and sorted(found) == sorted(KINDS)
+    require(has_kinds, f"for {case}, the result is {show(found)}", "kinds")
     for kind in KINDS:
-        if not isclose(held := found[kind], true[kind], 1e-5):
-            what = f"for {case}, {kind!r} is {held} bytes per parameter"
-            require(not isclose(held, true[kind] * LAB.finished.PSI, 1e-5), what, "kinds")
-            yield kind, held, what
+        if not isclose(size := found[kind], true[kind], 1e-5):
+            what = f"for {case}, {kind!r} is {size} bytes per parameter"
+            require(not isclose(size, true[kind] * LAB.finished.PSI, 1e-5), what, "kinds")
+            yield kind, size, what
 
 
 @LAB.alone(
     3, "what each rank holds", "parameters, gradients, master copy and moments of all stages",
     "bytes_held",
 )  # fmt: skip
-def held_in_fp32(submission, reference, lesson):
+def bytes_in_fp32(submission, reference, lesson):
     for stage, n in itertools.product(range(4), (4, 8)):
         found, true = submission.bytes_held(stage, n), reference.bytes_held(stage, n)
-        four, states = [4, 4 / n], [4, 4 / n, 8, 8 / n]
+        values, states = [4, 4 / n], [4, 4 / n, 8, 8 / n]
         known = {
-            "parameters": {"parameters_stage": four},
-            "gradients": {"gradients_stage": four},
+            "parameters": {"parameters_stage": values},
+            "gradients": {"gradients_stage": values},
             "master": {"master_forgotten": 0, "optimizer_stage": states},
-            "moments": {"moments_two": [*four, 12, 12 / n], "optimizer_stage": states},
+            "moments": {"moments_two": [*values, 12, 12 / n], "optimizer_stage": states},
         }
-        for kind, held, what in wrong_kinds(found, true, f"stage {stage} on {n} ranks"):
+        for kind, size, what in wrong_kinds(found, true, f"stage {stage} on {n} ranks"):
             require(kind != "master" or stage, what, "master_stage0")
-            raise Wrong(what, matching_hint(held, known[kind]))
+            raise Wrong(what, matching_hint(size, known[kind]))
 
 
 # --- step 4 -------------------------------------------------------------------------------
@@ -401,33 +420,35 @@ SUMS = ((0, False), (1, False), (2, False), (3, False), (2, True), (3, True))
     "DeepSpeed reads bf16, and every kind is counted in its precision",
     "in_bf16 bytes_held_bf16",
 )  # fmt: skip
-def held_in_bf16(submission, reference, lesson):
+def bytes_in_bf16(submission, reference, lesson):
     for fp32_sum in (False, True):
         what = f"in_bf16 with fp32_sum {fp32_sum}"
-        answer = answer_to(lambda config, f=fp32_sum: submission.in_bf16(config, f), 2, what)
-        enabled = within(answer, "bf16", "enabled") is True
+        answer = config_from(lambda config, f=fp32_sum: submission.in_bf16(config, f), 2, what)
+        enabled = value_at(answer, "bf16", "enabled") is True
         require(enabled, f"{what} has {answer.get('bf16')!r} under the key bf16", "bf16_block")
-        sums = within(answer, "data_types", "grad_accum_dtype") == "fp32"
-        as_asked = fp32_sum == sums and "grad_accum_dtype" not in answer
+        sums = value_at(answer, "data_types", "grad_accum_dtype") == "fp32"
+        is_requested = fp32_sum == sums and "grad_accum_dtype" not in answer
         found = answer.get("data_types")
-        require(as_asked, f"{what} has {found!r} under the key data_types", "sum_key")
-        ask_known(answer, what)
-        read(answer)
-    yield "DeepSpeed reads the configuration as bf16, and sums as asked for"
+        require(is_requested, f"{what} has {found!r} under the key data_types", "sum_key")
+        require_known_keys(answer, what)
+        parse(answer)
+    yield "DeepSpeed reads the configuration as bf16, and sums in the requested dtype"
     for (stage, fp32_sum), n in itertools.product(SUMS, (4, 8)):
         found, true = (
-            lab.bytes_held_bf16(stage, n, fp32_sum) for lab in (submission, reference)
+            each.bytes_held_bf16(stage, n, fp32_sum) for each in (submission, reference)
         )
-        case = f"stage {stage} on {n} ranks" + " with fp32 sums" * fp32_sum
-        for kind, held, what in wrong_kinds(found, true, case):
+        case = f"stage {stage} on {n} ranks" + " with sums in fp32" * fp32_sum
+        for kind, size, what in wrong_kinds(found, true, case):
             if kind == "gradients" and fp32_sum:
-                raise Wrong(what, "gradients_stage" if held == 4 else "fp32_sum")
+                raise Wrong(what, "gradients_stage" if size == 4 else "fp32_sum")
             if kind in ("parameters", "gradients"):
-                raise Wrong(what, "bf16_two" if held in (4, 4 / n) else f"{kind}_stage")
-            require(kind != "master" or held != 0, what, "bf16_master")
-            narrow = held in (2, 2 / n, 4, 4 / n) and held < true[kind]
-            sharded = isclose(held * n, true[kind], 1e-5)
-            raise Wrong(what, "fp32_states" if narrow and not sharded else "optimizer_stage")
+                raise Wrong(what, "bf16_two" if size in (4, 4 / n) else f"{kind}_stage")
+            require(kind != "master" or size != 0, what, "bf16_master")
+            is_narrow = size in (2, 2 / n, 4, 4 / n) and size < true[kind]
+            is_sharded = isclose(size * n, true[kind], 1e-5)
+            raise Wrong(
+                what, "fp32_states" if is_narrow and not is_sharded else "optimizer_stage"
+            )
 
 
 # --- step 5 -------------------------------------------------------------------------------
@@ -446,25 +467,25 @@ def traffic(submission, reference, lesson):
         if kind == "all-reduce":
             known = {"all_reduce_twice": true / 2}
         what = f"in a{'n' * kind.startswith('all')} {kind} of 960 bytes among {n} ranks"
-        what = f"{what} each sends {true:.0f} bytes, but bytes_sent returns {found}"
+        what = f"{what}, each rank sends {true:.0f} bytes, but bytes_sent returns {found}"
         require(isclose(found, true, 1e-5), what, matching_hint(found, known, 1e-5, "fraction"))
-    yield "the bytes of every collective"
+    yield "the bytes of every collective are right"
     answers = []
     for stage in range(4):
         what = f"the configuration of stage {stage}"
-        answers.append(answer := answer_to(submission.as_in_the_paper, stage, what))
-        ask_known(answer, what)
-        all_reduces = answer["zero_optimization"].get("reduce_scatter") is False
-        require(not all_reduces, f"{what} has reduce_scatter: false", "paper_scatter")
-        reduces = answer["zero_optimization"].get("use_multi_rank_bucket_allreduce") is False
+        answers.append(answer := config_from(submission.as_in_the_paper, stage, what))
+        require_known_keys(answer, what)
+        is_off = answer["zero_optimization"].get("reduce_scatter") is False
+        require(not is_off, f"{what} has reduce_scatter: false", "paper_scatter")
+        is_off = answer["zero_optimization"].get("use_multi_rank_bucket_allreduce") is False
         what = f"{what} does not set use_multi_rank_bucket_allreduce to false"
-        require(reduces or stage != 1, what, "paper_reduce")
+        require(is_off or stage != 1, what, "paper_reduce")
     n, m = lesson.world, 2
     for stage, formula, hint in ((2, m + 1, "paper_reduce"), (3, 3 * m, "paper_release")):
         units = reference.traffic_of(answers[stage], CPU).in_units()
-        what = f"stage {stage} sends {units:.2f} units of (N-1)/N × 4Ψ bytes in a step"
+        what = f"in a step of {m} micro-batches on {n} ranks, stage {stage} sends {units:.2f}"
         what = (
-            f"{what} of 2 micro-batches on {n} ranks, and the paper's formula gives {formula}"
+            f"{what} units of (N-1)/N × 4Ψ bytes, and the formula of the paper gives {formula}"
         )
         require(isclose(units, formula, 1e-5), what, hint)
 
@@ -480,28 +501,33 @@ def traffic(submission, reference, lesson):
 def offload(submission, reference, lesson):
     what, key, answers = "the configuration", "zero_force_ds_cpu_optimizer", {}
     for stage in (1, 2, 3):
-        answer = answer_to(lambda config: submission.offloaded(config, CPU), stage, what)
+        answer = config_from(lambda config: submission.offloaded(config, CPU), stage, what)
         zero, answers[stage] = answer["zero_optimization"], answer
-        on_top = "offload_optimizer" in answer
-        require(not on_top, f"{what} has offload_optimizer at the top", "offload_block")
+        is_outside = "offload_optimizer" in answer
+        require(
+            not is_outside, f"{what} has offload_optimizer at the top level", "offload_block"
+        )
         block = zero.get("offload_optimizer")
-        moved = within(block, "device") == "cpu"
-        require(moved, f"in zero_optimization, offload_optimizer is {block}", "offload_what")
-        more = "offload_param" in zero
-        require(not more, "zero_optimization has offload_param", "offload_what")
+        is_offloaded = value_at(block, "device") == "cpu"
+        require(
+            is_offloaded, f"in zero_optimization, offload_optimizer is {block}", "offload_what"
+        )
+        has_more = "offload_param" in zero
+        require(not has_more, "zero_optimization has offload_param", "offload_what")
         require(key not in zero, f"zero_optimization has {key!r}", "force_cpu_adam")
-        refused = answer.get(key) is not False
-        require(not refused, "DeepSpeed refuses torch's AdamW for offload", "force_cpu_adam")
-        require(not block.get("pin_memory"), "on a CPU, pin_memory is true", "pinned")
-        ask_known(answer, what)
-    gpu = answer_to(
+        is_allowed = answer.get(key) is False
+        what_fails = "with this configuration, DeepSpeed does not offload torch's AdamW"
+        require(is_allowed, what_fails, "force_cpu_adam")
+        require(not block.get("pin_memory"), "for a CPU, pin_memory is true", "pinned")
+        require_known_keys(answer, what)
+    gpu = config_from(
         lambda config: submission.offloaded(config, torch.device("cuda", 0)), 2, what
     )
-    block = within(gpu, "zero_optimization", "offload_optimizer")
-    moved = within(block, "device") == "cpu"
-    require(moved, f"for a GPU, offload_optimizer is {block}", "offload_what")
-    pinned = within(block, "pin_memory") is True
-    require(pinned, f"for a GPU, offload_optimizer is {block}", "pinned")
+    block = value_at(gpu, "zero_optimization", "offload_optimizer")
+    is_offloaded = value_at(block, "device") == "cpu"
+    require(is_offloaded, f"for a GPU, offload_optimizer is {block}", "offload_what")
+    is_pinned = value_at(block, "pin_memory") is True
+    require(is_pinned, f"for a GPU, offload_optimizer is {block}", "pinned")
     true = reference.train_alone()[:2]
     for stage in (2, 3):
         engine = reference.make_engine(answers[stage], CPU)
@@ -509,8 +535,8 @@ def offload(submission, reference, lesson):
             engine.zero_use_cpu_optimizer(), f"stage {stage} does not offload", "offload_what"
         )
         losses = [reference.train_step(engine, rows) for rows in reference.make_batches()[:2]]
-        words = [reference.in_row(each) for each in (losses, true)]
-        what = f"the losses of stage {stage} are {words[0]} instead of {words[1]}"
+        found, wanted = (reference.in_row(each) for each in (losses, true))
+        what = f"the losses of stage {stage} are {found} instead of {wanted}"
         require(allclose(losses, true, 1e-5), what, "other")
 
 
@@ -518,7 +544,7 @@ def offload(submission, reference, lesson):
 
 
 class Recorder:
-    """An optimizer that keeps the gradients it is asked to step with, and changes nothing."""
+    """An optimizer that records the gradients of each step, and changes nothing."""
 
     def __init__(self, model: torch.nn.Module):
         self.model, self.gradients = model, []
@@ -549,20 +575,21 @@ def fsdp(submission, reference, lesson):
     layers = {f"layers.{number}" for number in range(reference.LAYERS)}
     missing = len(layers - set(units))
     require(not missing, f"{missing} of {len(layers)} layers are not separate units", "units")
-    require("" in units, "the layers are units, and the model is not", "no_root")
+    require("" in units, "the layers are units, but the model is not a unit", "no_root")
     begin = len(lesson.calls)
     with torch.no_grad():
         returned(reference.make_batches()[0][:1])
     gathers = sum(call.name.startswith("all_gather") for call in lesson.calls[begin:])
-    what = f"a forward calls {gathers} all-gathers for {len(layers)} layers"
+    what = f"a forward pass calls {gathers} all-gathers for {len(layers)} layers"
     require(gathers == len(layers), what, "units")
-    kept = sum(not isinstance(p, DTensor) for p in returned.parameters())
-    require(kept == 0, f"{kept} layers are still whole after the forward", "reshard")
-    yield "every layer is a unit, and so is the whole"
+    whole = sum(not isinstance(p, DTensor) for p in returned.parameters())
+    what = f"after the forward pass, {whole} parameters are still whole"
+    require(whole == 0, what, "reshard")
+    yield "every layer is a unit, and so is the model"
 
     n, m = lesson.world, 4
     micro = 24 // (m * n)
-    for scale in (0.25, 1.0):  # the norm is below the limit, or over it
+    for scale in (0.25, 1.0):  # with 0.25 the norm is below the limit, and with 1.0 above it
         rows, alone = reference.make_batches()[0] * scale, reference.build_model()
         reference.mean_loss(alone(rows), rows).backward()
         norm = torch.nn.utils.clip_grad_norm_(alone.parameters(), 1e9).item()
@@ -570,17 +597,19 @@ def fsdp(submission, reference, lesson):
         model, returned = returned or reference.shard(reference.build_model()), None
         recorder, events, parts = Recorder(model), [], []
 
-        def see(_: Any, inputs: tuple, rows: torch.Tensor = rows, parts: list = parts) -> None:
+        def record_rows(
+            _: Any, inputs: tuple, rows: torch.Tensor = rows, parts: list = parts
+        ) -> None:
             parts.append(rows_in(inputs[0], rows))
 
-        model.register_forward_pre_hook(see)
+        model.register_forward_pre_hook(record_rows)
         model.register_forward_pre_hook(lambda *_, e=events: e.append("forward"))
         last = model.layers[-1]
         last.register_full_backward_pre_hook(lambda *_, e=events: e.append("backward"))
         found = submission.fsdp_step(model, recorder, rows, micro)
         lesson.fact("rows", parts)
         steps = len(recorder.gradients)
-        require(steps == 1, f"{steps} optimizer steps for one batch", "fsdp_steps")
+        require(steps == 1, f"the optimizer makes {steps} steps for one batch", "fsdp_steps")
         clipped = min(1.0, reference.CLIP / (norm + 1e-6))
         known = (
             (clipped, ""), (1.0, "fsdp_clip"), (m, "fsdp_divided"), (1 / n, "fsdp_averaged"),
@@ -594,22 +623,22 @@ def fsdp(submission, reference, lesson):
             else 0.0
         )
         fits = ((f, hint) for f, hint in known if allclose(given, f * gradient, 1e-3))
-        multiple = factor > 0.01 and allclose(given, factor * gradient, 1e-3)
-        rest = "fsdp_gradient"
-        if multiple:
-            rest = "fsdp_divided" if scale < 1 else "fsdp_clip"
-        factor, hint = next(fits, (factor, rest))
+        is_multiple = factor > 0.01 and allclose(given, factor * gradient, 1e-3)
+        other = "fsdp_gradient"
+        if is_multiple:
+            other = "fsdp_divided" if scale < 1 else "fsdp_clip"
+        factor, hint = next(fits, (factor, other))
         what = f"the optimizer gets {factor:.3g} times the gradient of the whole batch"
-        what = f"{what}, but {clipped:.3g} times is right with clipping"
+        what = f"{what}, but with clipping {clipped:.3g} times is right"
         if hint == "fsdp_gradient":
             what = "the optimizer does not get the gradient of the whole batch"
         require(not hint, what, hint)
-        one = events == ["forward", "backward"] * (len(events) // 2)
-        what = "a forward begins before the backward of the micro-batch before it"
-        require(one, what, "fsdp_backward")
+        in_order = events == ["forward", "backward"] * (len(events) // 2)
+        what = "a forward pass begins before the backward pass of the previous micro-batch"
+        require(in_order, what, "fsdp_backward")
     yield "the optimizer gets the clipped gradient of the whole batch, once"
     left = any(p.grad is not None and p.grad.any() for p in model.parameters())
-    require(not left, "gradients are left after the step", "fsdp_zero")
+    require(not left, "after the step, the gradients are not None or zero", "fsdp_zero")
     judge_loss(lesson.rank, number(found), [part.split(micro) for part in rows.chunk(n)])
 
 
@@ -621,8 +650,8 @@ def _(group):
 # --- step 8 -------------------------------------------------------------------------------
 
 
-def moment(engine: Any) -> float:
-    """The sum over this rank's first moments; 0.0 if there are none."""
+def sum_of_moments(engine: Any) -> float:
+    """Return the sum of the magnitudes of this rank's first moments (0.0 without moments)."""
     states = engine.optimizer.optimizer.state.values()
     return float(sum(state["exp_avg"].double().abs().sum() for state in states if state))
 
@@ -638,25 +667,25 @@ def checkpoint(submission, reference, lesson):
     engine = reference.make_engine(config)
     reference.train_step(engine, rows)
 
-    # save: first with an engine that only takes notes
-    notes: dict[str, Any] = {}
+    # first call save with an engine that only records the arguments
+    recorded: dict[str, Any] = {}
 
-    def note(save_dir=None, tag=None, client_state=None, **_: Any) -> bool:
-        notes.update(folder=str(save_dir), state=client_state)
+    def record(save_dir=None, tag=None, client_state=None, **_: Any) -> bool:
+        recorded.update(folder=str(save_dir), state=client_state)
         return True
 
-    with mock.patch.object(engine, "save_checkpoint", note):
+    with mock.patch.object(engine, "save_checkpoint", record):
         submission.save(engine, "mine", 7)
-    require(notes, f"rank {rank} does not call save_checkpoint", "save_everybody")
-    require(notes["folder"] == "mine", f"rank {rank} saves to {notes['folder']}", "other")
-    what = f"the client state of rank {rank} is {notes['state']}, without step 7"
-    state = notes["state"] if isinstance(notes["state"], dict) else {}
+    require(recorded, f"rank {rank} does not call save_checkpoint", "save_everybody")
+    require(recorded["folder"] == "mine", f"rank {rank} saves to {recorded['folder']}", "other")
+    what = f"the client state of rank {rank} is {recorded['state']}, without step 7"
+    state = recorded["state"] if isinstance(recorded["state"], dict) else {}
     require(7 in state.values(), what, "save_step")
-    yield "all ranks save, with the step"
+    yield "all ranks save the step, too"
     what = "the universal configuration"
-    block = answer_to(submission.universal, 1, what).get("checkpoint")
-    loads = within(block, "load_universal") is True
-    require(loads, f"{what} has {block} for checkpoint", "universal_key")
+    block = config_from(submission.universal, 1, what).get("checkpoint")
+    loads = value_at(block, "load_universal") is True
+    require(loads, f"{what} has {block} under the key checkpoint", "universal_key")
 
     submission.save(engine, "reference", 7)
     dist.barrier()
@@ -669,20 +698,20 @@ def checkpoint(submission, reference, lesson):
         list(fresh.module.parameters()), list(engine.module.parameters()), 0.0, 0.0
     )
     require(weights, f"rank {rank} does not have the weights that were saved", "resume_weights")
-    moments = moment(fresh) == moment(engine)
+    moments = sum_of_moments(fresh) == sum_of_moments(engine)
     require(moments, f"rank {rank} does not have the moments that were saved", "resume_states")
     require(step == 7, f"resume returns {step}, but step 7 was saved", "resume_step")
-    nothing = "no error"
-    os.makedirs("nothing", exist_ok=True)
+    raised = "no error"
+    os.makedirs("empty", exist_ok=True)
     try:
-        submission.resume(reference.make_engine(config), "nothing")
+        submission.resume(reference.make_engine(config), "empty")
     except (TypeError, KeyError, AssertionError, ValueError, AttributeError, OSError) as error:
-        nothing = type(error).__name__
-    what = f"resume from an empty folder raises {nothing}"
-    require(nothing == "FileNotFoundError", what, "silent_restart")
+        raised = type(error).__name__
+    what = f"resume from an empty folder raises {raised}"
+    require(raised == "FileNotFoundError", what, "silent_restart")
     yield "training resumes with weights, moments and step"
 
-    # the whole weights, of stage 3 in bf16: the master copies alone have all the bits
+    # the whole weights of stage 3 in bf16; only the master copies have all bits
     zero = config["zero_optimization"] | {"stage": 3}
     engine = reference.make_engine(reference.in_bf16(config | {"zero_optimization": zero}))
     reference.train_step(engine, rows)
@@ -691,8 +720,8 @@ def checkpoint(submission, reference, lesson):
     true, found = reference.whole_weights("whole"), submission.whole_weights("whole")
     what = f"whole_weights returns a {type(found).__name__} on rank {rank}"
     require(isinstance(found, dict), what, "whole_weights")
-    what = f"whole_weights returns {len(found)} tensors, or other names than the model has"
+    what = f"the names of the {len(found)} tensors of whole_weights are not those of the model"
     require(set(found) == set(true), what, "whole_weights")
     equal = all(torch.equal(found[name].float(), true[name]) for name in true)
-    what = f"whole_weights returns values on rank {rank} that are not the saved ones"
+    what = f"on rank {rank}, the values that whole_weights returns are not the saved values"
     require(equal, what, "whole_weights")

@@ -1,8 +1,8 @@
-"""The steps of lab 06: what each kernel must do, how that is found, and the hint for a symptom.
+"""Grade lab 06: test each kernel, and choose the hint that fits the mistake.
 
-Kernels in CUDA C++ are compiled and run by the finished lab's `Kernels`, through the emulator
-that lies beside it; of the learner's file only the sources are taken. What the emulator says of
-a fault, which wrong result came out, or what memory had to do names the hint.
+Kernels in CUDA C++ are compiled by `Kernels` of the finished lab, and run on its emulator. Only
+the sources of the kernels come from the learner's file. A hint is chosen by the error message
+of the emulator, by the wrong result, or by the number of memory accesses.
 """
 
 import math
@@ -23,7 +23,7 @@ from graders.dsl import Lab, Wrong, allclose, require
 LAB = Lab()
 NAN = float("nan")
 
-# what the emulator says, by kind
+# patterns for the error messages of the emulator
 BEYOND = r"behind \d+ bytes of|no memory|out of bounds|of the host|pointer index"
 UNWRITTEN = r"nobody has written"
 RACE = r"no barrier orders"
@@ -31,7 +31,7 @@ DIVERGED = r"waits at"
 
 
 class Case(NamedTuple):
-    """One launch: what it must give, and by hint what known mistakes give."""
+    """One launch of a kernel, with the right output and the outputs of known mistakes."""
 
     what: str
     grid: Any
@@ -39,23 +39,25 @@ class Case(NamedTuple):
     arguments: tuple
     output: torch.Tensor  # one of the arguments
     right: torch.Tensor
-    mistakes: dict[str, torch.Tensor | list[torch.Tensor] | None]  # None: anything else
+    # by hint: the outputs that the mistake gives. None fits every output.
+    mistakes: dict[str, torch.Tensor | list[torch.Tensor] | None]
 
 
-def filled(look: Callable[[Any], Any], at: Any) -> None:
-    """Say so, with the line, if a kernel still has its blank."""
+def check_blank(get_code: Callable[[Any], Any], kernel: Any) -> None:
+    """Raise `NotImplementedError` with the line if a kernel still has its blank."""
     try:
-        look(at)
+        get_code(kernel)
     except NotImplementedError as blank:
         raise NotImplementedError(f"{blank}, line {blank.line}") from None
 
 
-def place(fault: BaseException) -> str:
+def line_of(fault: BaseException) -> str:
+    """Return the line of a fault as ", line 7", or "" if it is unknown."""
     return f", line {fault.line}" if hasattr(fault, "line") else ""
 
 
 def source(function: Callable[[], str]) -> str:
-    """What a function returns, without comments. Raises `Wrong` unless it is a text."""
+    """Return the text that a function returns, without comments, or raise `Wrong`."""
     found = function()
     require(found is not None, f"{function.__name__}() returns None", "returns_none")
     what = f"{function.__name__}() returns a {type(found).__name__} and not a text"
@@ -68,45 +70,50 @@ def launch(
     unwritten: str = "other", other: str | Callable[[Case], str] = "other", barriers: int = 0,
     early: str = "other",
 ) -> Generator[str, None, Any]:  # fmt: skip
-    """Run a kernel up to the first case that goes wrong; return the last one's counts.
+    """Run a kernel for each case, and return the counts of the last case.
 
-    `faults`: what the case, the emulator's words and the line of the source that they name
-    match, and the hint. `unwritten`, `other`: the hints if numbers are missing or of no known
-    mistake; `other` may be a function of the case. `barriers`: how many there must be; `early`:
-    the hint if there are fewer and memory is read before it is written.
+    Raise `Wrong` for the first case that fails. `faults` maps patterns to hints. A pattern is
+    searched in the description of the case, followed by the message of the emulator and the
+    line of code that it names. `unwritten` is the hint if numbers are missing. `other` is the
+    hint, or a function that returns the hint for a case, if no known mistake fits. `barriers`
+    is the necessary number of barriers. If there are fewer, and memory is read before it is
+    written, `early` is the hint.
     """
-    lab, function = LAB.finished, getattr(submission, name)
+    reference, function = LAB.finished, getattr(submission, name)
     code = source(function)
-    filled(lab.source_of, function)
-    tempfile.tempdir = os.getcwd()  # the runner's, which it empties
+    check_blank(reference.source_of, function)
+    tempfile.tempdir = os.getcwd()  # the folder of this group, which the supervisor removes
     try:
-        kernels = lab.Kernels(function)
-    except lab.Fault as fault:
-        raise Wrong(f"it does not compile: {fault}{place(fault)}", "compile") from None
-    own = {"t", "i", "row", "column", "lane", "warp", "threadIdx"}  # differ between threads
+        kernels = reference.Kernels(function)
+    except reference.Fault as fault:
+        raise Wrong(
+            f"the kernel does not compile: {fault}{line_of(fault)}", "compile"
+        ) from None
+    # names of variables that differ between threads
+    own = {"t", "i", "row", "column", "lane", "warp", "threadIdx"}
     for counter, start in re.findall(r"\bfor\s*\(\s*\w+\s+(\w+)\s*=([^;]*)", code):
         if not own & {*re.findall(r"\w+", start)}:
-            own.discard(counter)  # all threads count alike
+            own.discard(counter)  # the counter is equal in all threads
     condition = rf"\bif\s*(\([^{{}};]*\b(?:{'|'.join(sorted(own))})\b[^{{}};]*\))"
-    inside = re.search(condition + r"\s*(?:\{[^{}]*)?__syncthreads\(", code)
-    looped = re.search(r"\bfor\s*\([^;]*\bthreadIdx[^{}]*\{[^{}]*__syncthreads\(", code)
+    in_branch = re.search(condition + r"\s*(?:\{[^{}]*)?__syncthreads\(", code)
+    in_loop = re.search(r"\bfor\s*\([^;]*\bthreadIdx[^{}]*\{[^{}]*__syncthreads\(", code)
     general = {"there is no kernel": "signature", "did not end": "kernel_endless"}
-    if looped:
+    if in_loop:
         general |= dict.fromkeys((UNWRITTEN, RACE, DIVERGED), "divergent_barrier")
-    if inside:
+    if in_branch:
         general[UNWRITTEN] = "divergent_barrier"
     elif code.count("__syncthreads()") < barriers:
         general[UNWRITTEN] = early
     for case in cases:
         try:
             counts = kernels.run(name, case.grid, case.block, *case.arguments)
-        except lab.Fault as fault:
-            what = f"{case.what}: {fault}{place(fault)}"
+        except reference.Fault as fault:
+            what = f"{case.what}: {fault}{line_of(fault)}"
             lines = Path(function.__code__.co_filename).read_text("utf-8").splitlines()
             line = dict(enumerate(lines, 1)).get(getattr(fault, "line", 0), "")
-            known = f"{what} code: {line.partition('//')[0]}"
+            description = f"{what} code: {line.partition('//')[0]}"
             patterns = [*general.items(), *faults.items(), ("", "other")]
-            hint = next(hint for pattern, hint in patterns if re.search(pattern, known))
+            hint = next(hint for pattern, hint in patterns if re.search(pattern, description))
             raise Wrong(what, hint) from None
         if wrong := int((case.output != case.right).sum()):
             what = f"{case.what}: {wrong} of {case.output.numel()} numbers are wrong"
@@ -115,16 +122,16 @@ def launch(
             adds = rf"\b{output}\[[^\]]*\]\s*\+=|atomicAdd\(\s*&?\s*{output}\b"
             if case.output.isnan().all() and re.search(adds, code):
                 raise Wrong(what, "reads_output")
-            raise Wrong(what, mistake(case, unwritten, other))
-    if inside:
-        what = f"a barrier stands inside of if {' '.join(inside[1].split())}"
+            raise Wrong(what, hint_for(case, unwritten, other))
+    if in_branch:
+        what = f"a barrier is inside of if {' '.join(in_branch[1].split())}"
         raise Wrong(what, "divergent_barrier")
     yield "; ".join(case.what for case in cases)
     return counts
 
 
-def mistake(case: Case, unwritten: str, other: str | Callable[[Case], str]) -> str:
-    """The hint whose mistake gives these numbers."""
+def hint_for(case: Case, unwritten: str, other: str | Callable[[Case], str]) -> str:
+    """Return the hint whose mistake gives the output of this case."""
     found = case.output.nan_to_num(7e7)
     for hint, known in case.mistakes.items():
         known = known if isinstance(known, list) or known is None else [known]
@@ -139,16 +146,17 @@ def mistake(case: Case, unwritten: str, other: str | Callable[[Case], str]) -> s
 
 
 def addition(n: int, grid: int, block: int, hint: str, reached: int) -> Case:
-    """The sum of two vectors; the hint is for when only so many elements are reached."""
-    lab = LAB.finished
-    a, b, c = lab.numbers(n), lab.numbers(n).flip(0), lab.nothing(n)
+    """Return a case for a sum of vectors. `hint` fits if only `reached` elements are added."""
+    reference = LAB.finished
+    a, b = reference.numbers(n), reference.numbers(n).flip(0)
+    c = reference.nothing(n)
     few, short = (torch.where(torch.arange(n) < end, a + b, NAN) for end in (reached, n - 1))
     what = f"n = {n} in {grid} blocks of {block}"
     return Case(what, grid, block, (a, b, c, n), c, a + b, {hint: few, "guard": short})
 
 
-def ask_for_number(found: Any, what: str) -> None:
-    """Raise `Wrong` unless a function of the learner's returned a whole number."""
+def require_number(found: Any, what: str) -> None:
+    """Raise `Wrong` unless a function of the learner has returned a whole number."""
     require(found is not None, what, "returns_none")
     require(isinstance(found, int), f"{what}, not a whole number", "whole_number")
 
@@ -160,11 +168,11 @@ def ask_for_number(found: Any, what: str) -> None:
 )  # fmt: skip
 def index(submission, reference, lesson):
     source(submission.vector_add)
-    filled(reference.source_of, submission.vector_add)
+    check_blank(reference.source_of, submission.vector_add)
     for n, threads in ((1, 128), (128, 128), (129, 128), (1000, 32)):
         found = submission.blocks_for(n, threads)
         what = f"blocks_for({n}, {threads}) is {found!r}"
-        ask_for_number(found, what)
+        require_number(found, what)
         require(found * threads >= n, what, "blocks_down")
         require(found == reference.blocks_for(n, threads), what, "blocks_more")
     yield "the numbers of blocks"
@@ -181,16 +189,16 @@ def index(submission, reference, lesson):
 # --- step 2 -------------------------------------------------------------------------------
 
 
-def lanes(stride: int, number: int) -> int:
-    """The sectors that the first so many lanes touch."""
+def sectors_of_lanes(stride: int, number: int) -> int:
+    """Return the number of sectors that the first `number` lanes touch."""
     return len({4 * lane * stride // 32 for lane in range(number)})
 
 
 def sectors_mistake(found: dict[int, Any]) -> str:
-    """The hint for sectors, by stride, that are not right."""
+    """Return the hint for wrong numbers of sectors, which are given by stride."""
     if found[1] != 4:
         return "sectors_bytes"
-    if all(number == lanes(stride, 31) for stride, number in found.items()):
+    if all(number == sectors_of_lanes(stride, 31) for stride, number in found.items()):
         return "sectors_lanes"
     far = {stride: number for stride, number in found.items() if stride > 8}
     if all(number == 31 * 4 * stride // 32 + 1 for stride, number in far.items()):
@@ -205,14 +213,14 @@ def sectors_mistake(found: dict[int, Any]) -> str:
 )  # fmt: skip
 def strides(submission, reference, lesson):
     source(submission.add_in_strides)
-    filled(reference.source_of, submission.add_in_strides)
+    check_blank(reference.source_of, submission.add_in_strides)
     found = {stride: submission.sectors(stride) for stride in (1, 2, 3, 5, 8, 32, 100)}
     for stride, number in found.items():
-        ask_for_number(number, f"sectors({stride}) is {number!r}")
+        require_number(number, f"sectors({stride}) is {number!r}")
         if number != (true := reference.sectors(stride)):
             what = f"sectors({stride}) is {number}, but {true} are touched"
             raise Wrong(what, sectors_mistake(found))
-    yield "the sectors of every stride"
+    yield "the number of sectors is right for every stride"
     sizes = ((1000, 3, 64), (1, 2, 32), (512, 2, 64))
     cases = [addition(*size, "no_loop", reached=size[1] * size[2]) for size in sizes]
     faults = {BEYOND: "guard", RACE: "step_of_loop"}
@@ -228,11 +236,11 @@ def strides(submission, reference, lesson):
 
 
 def sums_cases(hint: str) -> list[Case]:
-    """Sums of blocks; the hint is for when only the first warp's numbers are in them."""
-    lab, cases = LAB.finished, []
+    """Return cases for sums of blocks. `hint` fits if only the first warp is in each sum."""
+    reference, cases = LAB.finished, []
     for n, block in ((256, 64), (1, 64), (700, 256)):
-        grid = lab.blocks_for(n, block)
-        x, sums = lab.numbers(n), lab.nothing(grid)
+        grid = reference.blocks_for(n, block)
+        x, sums = reference.numbers(n), reference.nothing(grid)
         full = torch.nn.functional.pad(x, (0, grid * block - n)).view(grid, block)
         blocks = f"{grid} block{'s' * (grid > 1)} of {block}"
         what = f"{n} number{'s' * (n > 1)} in {blocks}"
@@ -286,7 +294,7 @@ def shuffles(submission, reference, lesson):
     hints = {"unwritten": "lanes_missing", "other": "shuffle_rounds", "early": "warps_barrier"}
     cases = sums_cases("one_warp")
     counts = yield from launch(submission, "warp_sum", cases, faults, barriers=1, **hints)
-    # twice as many are still of another kind
+    # the limit is twice the necessary number; a sum in shared memory needs many more
     what = f"{counts.shared_requests} requests of shared memory in 3 blocks of 8 warps"
     what = f"{what}, and 3 * (8 + 1) are enough"
     require(counts.shared_requests <= 3 * 18, what, "still_shared")
@@ -306,12 +314,15 @@ def transposed(submission, reference, lesson):
         mistakes = {}
         if rows % 32 == columns % 32 == 0:
             tiles = x.view(rows // 32, 32, columns // 32, 32).transpose(1, 3)
-            stays = tiles.reshape(columns, rows)
-            few = torch.where(torch.arange(rows) % 32 < 8, x.T, NAN)
-            more = torch.where((torch.arange(columns) % 32 < 8)[:, None], x.T, NAN)
-            still = tiles.transpose(1, 3).permute(2, 1, 0, 3).reshape(columns, rows)
-            mistakes = {"block_not_swapped": stays, "four_rows": [few, more]}
-            mistakes["tile_not_turned"] = still
+            not_swapped = tiles.reshape(columns, rows)
+            part_of_rows = torch.where(torch.arange(rows) % 32 < 8, x.T, NAN)
+            part_of_columns = torch.where((torch.arange(columns) % 32 < 8)[:, None], x.T, NAN)
+            not_transposed = tiles.transpose(1, 3).permute(2, 1, 0, 3).reshape(columns, rows)
+            mistakes = {
+                "block_not_swapped": not_swapped,
+                "four_rows": [part_of_rows, part_of_columns],
+            }
+            mistakes["tile_not_turned"] = not_transposed
         if rows != columns:
             mistakes["edge"] = None
         grid = (reference.blocks_for(columns, 32), reference.blocks_for(rows, 32))
@@ -321,7 +332,7 @@ def transposed(submission, reference, lesson):
         r"shared memory that .*" + RACE: "tile_barrier",
         r"writes device memory that .*" + RACE: "block_not_swapped",
         DIVERGED: "divergent_barrier",
-        # of 32 rows of a tile, 8 were filled: the rest of it is read and was never written
+        # only 8 of the 32 rows of a tile were written, and all rows are read
         r"^32 × 32: .*" + UNWRITTEN: "four_rows",
         r"out of bounds": "tile_size",
         UNWRITTEN: "edge",
@@ -331,7 +342,7 @@ def transposed(submission, reference, lesson):
     counts = yield from launch(submission, "transpose", cases, faults, barriers=1, **hints)
     load = counts.load_sectors / counts.load_requests
     store = counts.store_sectors / counts.store_requests
-    what = f"a load of a warp touches {load:g} sectors and a store {store:g}, 4 are enough"
+    what = f"a load of a warp touches {load:g} sectors, a store {store:g}, and 4 are enough"
     require(max(load, store) <= 4, what, "uncoalesced")
     passes = counts.shared_passes / max(counts.shared_requests, 1)
     what = f"an access of a warp to the tile needs {passes:g} passes on average, 1 is enough"
@@ -350,7 +361,7 @@ def atomics(submission, reference, lesson):
     cases = []
     for n, bins, grid, block in ((200, 16, 1, 64), (777, 9, 2, 64), (1500, 100, 3, 64)):
         x = reference.numbers(n).int().remainder(bins)
-        before = torch.arange(bins, dtype=torch.int32)  # counts go on from there
+        before = torch.arange(bins, dtype=torch.int32)  # the kernel adds to these counts
         right = before + torch.bincount(x, minlength=bins).int()
         left = torch.where(torch.arange(bins) < block, right, before)
         mistakes = {"overwritten": right - before, "bins_left": left}
@@ -382,7 +393,7 @@ def atomics(submission, reference, lesson):
 
 
 class SpyKernel:
-    """A Triton kernel that counts the programs that are launched; at most one for each row."""
+    """A Triton kernel that counts its programs, and allows at most one for each row."""
 
     def __init__(self, kernel: Any, rows: int):
         self.kernel, self.rows, self.programs = kernel, rows, 0
@@ -393,7 +404,7 @@ class SpyKernel:
             what = f"softmax_kernel is launched with the grid {size!r}"
             require(isinstance(size, (tuple, list)), what, "grid_kind")
             self.programs += math.prod(size)
-            what = f"for {self.rows} rows {self.programs} programs are launched"
+            what = f"for {self.rows} rows, {self.programs} programs are launched"
             require(self.programs <= self.rows, what, "programs")
             return self.kernel[tuple(size)](*arguments, **settings)
 
@@ -409,24 +420,25 @@ class SpyKernel:
     "softmax_kernel softmax", crashes={"power of 2": "power_of_two"},
 )  # fmt: skip
 def softmax(submission, reference, lesson):
-    filled(reference.no_blank, submission.softmax_kernel)
+    check_blank(reference.no_blank, submission.softmax_kernel)
     kernel = reference.softmax_kernel = submission.softmax_kernel
     for rows, columns in ((1, 32), (3, 33), (4, 200)):
-        judge_softmax(reference.softmax, rows, columns)  # their kernel alone
+        judge_softmax(reference.softmax, rows, columns)  # the learner's kernel, with our launch
         submission.softmax_kernel = SpyKernel(kernel, rows)
         judge_softmax(submission.softmax, rows, columns, submission.softmax_kernel)
-    yield "rows of 32, 33 and 200"
+    yield "rows of 32, 33 and 200 numbers have the right softmax"
 
 
 def judge_softmax(
     function: Callable, rows: int, columns: int, spy: SpyKernel | None = None
 ) -> None:
     """Raise `Wrong` unless this function writes the softmax of rows, and nothing else."""
-    # both lie within larger memory, so that nothing else is hit
+    # x and y are inside larger tensors, so a wrong access does no harm and can be detected
     around_x = torch.full((rows + 4, 300), 300.0)
     around_y = torch.full((rows + 4, 270), 7.0)
     x, y = around_x[1 : rows + 1, :columns], around_y[1 : rows + 1, :columns]
-    # high and low rows by turns: exp overflows, or a 0 beyond the row would be the maximum
+    # high and low rows alternate: in a high row, exp overflows without the maximum; in a
+    # low row, a 0 behind its end would be the maximum
     numbers = LAB.finished.numbers(rows, columns)
     x.copy_(3 * numbers + 200 * (-1) ** torch.arange(rows)[:, None])
     y.fill_(-1.0)
@@ -437,7 +449,7 @@ def judge_softmax(
     outside = int((around_y != 7.0).sum())
     require(torch.equal(around_x, given), f"{rows} × {columns}: x has changed", "x_changed")
     if spy is not None:
-        what = f"for {rows} rows {spy.programs} programs are launched"
+        what = f"for {rows} rows, {spy.programs} programs are launched"
         require(spy.programs == rows, what, "programs")
 
     power = 1 << (columns - 1).bit_length()
@@ -450,16 +462,16 @@ def judge_softmax(
     }
     fits = (hint for hint in known if allclose(found, known[hint], 1e-4, 1e-30))
     hint = next(fits, "softmax_formula")
-    left = found == -1.0  # never written
-    if hint == "softmax_formula" and left[0].any() and not left[0, 0]:
+    unwritten = found == -1.0
+    if hint == "softmax_formula" and unwritten[0].any() and not unwritten[0, 0]:
         hint = "block_small"
-    elif hint == "softmax_formula" and left.all(1).any() and not outside:
+    elif hint == "softmax_formula" and unwritten.all(1).any() and not outside:
         hint = "rows_left"
     elif hint == "softmax_formula" and found.isnan().any():
         hint = "no_maximum"
     elif hint == "softmax_formula" and rows > 1 and allclose(found[0], right[0], 1e-4, 1e-30):
         hint = "row_stride"
-    what = f"{rows} × {columns}: this is not the softmax of the rows"
+    what = f"{rows} × {columns}: the result is not the softmax of the rows"
     require(hint == "right", what, hint)
     what = f"{rows} × {columns}: {outside} numbers outside of y were overwritten"
     require(not outside, what, "store_mask")

@@ -23,10 +23,10 @@ from torch.nn import functional as F
 
 from graders.dsl import Lab, allclose, isclose, matching_hint, require, show
 
-# not early, because the finished lab registers the toy as the accelerator of its process
+# not preloaded, because the finished lab makes the toy the accelerator of its process
 LAB = Lab(isolate_steps=False, preload_reference=False)
 CPU = torch.device("cpu")
-CUDA_ONLY = {  # what a PyTorch without CUDA raises for functions of torch.cuda
+CUDA_ONLY = {  # errors of torch.cuda in a PyTorch without CUDA
     "dummy base class|requires CUDA support|not compiled with CUDA|without CUDA": "cuda_only",
 }
 SETTINGS = ("betas", "eps", "weight_decay", "amsgrad", "maximize")  # of AdamW
@@ -43,12 +43,12 @@ def other_settings(optimizer: torch.optim.Optimizer) -> str:
     )
 
 
-def waits() -> str:
+def describe_waits() -> str:
     """Describe the waits of the host since start_counting."""
     return ", ".join(f"{number} × {why}" for why, number in torch.toy.waits.items())
 
 
-def returns(call: str, value: object, fits: bool, wanted: str) -> None:
+def require_kind(call: str, value: object, fits: bool, wanted: str) -> None:
     """Raise `Wrong` unless a call has returned a value of the right kind."""
     found = "None" if value is None else f"a {type(value).__name__}"
     if isinstance(value, (tuple, list)):
@@ -56,7 +56,7 @@ def returns(call: str, value: object, fits: bool, wanted: str) -> None:
     require(fits, f"{call} returns {found}, and should return {wanted}", "returned")
 
 
-def of_kinds(value: object, *kinds: type) -> bool:
+def has_kinds(value: object, *kinds: type) -> bool:
     """Return whether `value` is a sequence of values of these kinds."""
     if not isinstance(value, (tuple, list)) or len(value) != len(kinds):
         return False
@@ -72,7 +72,7 @@ def of_kinds(value: object, *kinds: type) -> bool:
     "pick_device Net build",
 )  # fmt: skip
 def device(submission, reference, lesson):
-    toy, absent = torch.device("toy"), []
+    toy, without_accelerator = torch.device("toy"), []
 
     def current(kind: torch.device | None) -> Callable:
         return lambda check_available=False: None if check_available else kind
@@ -82,15 +82,15 @@ def device(submission, reference, lesson):
             mock.patch.object(torch.accelerator, "is_available", lambda: False),
             mock.patch.object(torch.accelerator, "current_accelerator", current(kind)),
         ):
-            absent.append(submission.pick_device())
-    names = " and ".join(str(each) for each in absent if str(each) != "cpu")
+            without_accelerator.append(submission.pick_device())
+    names = " and ".join(str(each) for each in without_accelerator if str(each) != "cpu")
     what = f"without an accelerator, pick_device returns {names}"
-    require(not names, what, "returned" if absent == [None, None] else "not_asked")
+    require(not names, what, "returned" if without_accelerator == [None, None] else "not_asked")
     here = submission.pick_device()
     what = f"the accelerator is toy, but pick_device returns {here}"
     require(str(here).startswith("toy"), what, "named")
-    for each in (here, *absent):
-        returns("pick_device()", each, isinstance(each, torch.device), "a torch.device")
+    for each in (here, *without_accelerator):
+        require_kind("pick_device()", each, isinstance(each, torch.device), "a torch.device")
     yield "pick_device"
 
     mean, std = reference.Signals().moments()
@@ -106,10 +106,10 @@ def device(submission, reference, lesson):
         torch.toy.start_counting()
         numbers = submission.Net.positions(net, x)
         copies = sum(torch.toy.waits.values())
-        returns("positions(x)", numbers, isinstance(numbers, torch.Tensor), "a tensor")
+        require_kind("positions(x)", numbers, isinstance(numbers, torch.Tensor), "a tensor")
         where = numbers.device.type
         require(where == "toy", f"positions(x) is on {where}, and x is on toy", "made_on_cpu")
-        what = f"in positions(x) the host waits for the device: {waits()}"
+        what = f"in positions(x) the host waits for the device: {describe_waits()}"
         require(not copies, what, "made_and_moved")
         values = numbers.tolist()
         what = f"for {points} points, positions(x) is {values} with the dtype {numbers.dtype}"
@@ -118,8 +118,8 @@ def device(submission, reference, lesson):
     yield "Net"
 
     built = submission.build(toy)
-    right = of_kinds(built, nn.Module, torch.optim.Optimizer)
-    returns("build(device)", built, right, "the model and the optimizer, in this order")
+    right = has_kinds(built, nn.Module, torch.optim.Optimizer)
+    require_kind("build(device)", built, right, "the model and the optimizer, in this order")
     model, optimizer = built
     updated = {id(p) for group in optimizer.param_groups for p in group["params"]}
     where = next(model.parameters()).device.type
@@ -157,16 +157,16 @@ SLOTS = 3
     crashes={"index out of range": "one_buffer"} | CUDA_ONLY,
 )  # fmt: skip
 def sender(submission, reference, lesson):
-    plain = [x for x, _ in reference.batches()]
-    sent, allowed = len(plain), len(plain) - SLOTS
-    there, sources = sent_by(
-        submission.Sender(plain[0], SLOTS, torch.device("toy")), plain, reference
+    batches = [x for x, _ in reference.batches()]
+    sent, allowed = len(batches), len(batches) - SLOTS
+    arrived, sources = sent_by(
+        submission.Sender(batches[0], SLOTS, torch.device("toy")), batches, reference
     )
-    counts, pins, waited = dict(torch.toy.waits), torch.toy.pins, waits()
+    counts, pins, waited = dict(torch.toy.waits), torch.toy.pins, describe_waits()
     torch.accelerator.synchronize()
     wrong = [
         str(i)
-        for i, (a, b) in enumerate(zip(there, plain, strict=True))
+        for i, (a, b) in enumerate(zip(arrived, batches, strict=True))
         if not torch.equal(a.cpu(), b)
     ]
     require(not pins, f"memory was pinned {pins} times in {sent} calls of send", "pins_each")
@@ -179,18 +179,18 @@ def sender(submission, reference, lesson):
     require("synchronize" not in counts, what, "waits_for_all")
     hint = "mark_early" if counts.get("event") else "overwritten"
     what = f"of {sent} batches, these arrived with wrong numbers: {', '.join(wrong)}"
-    used = len({place for _, place, _ in sources})
+    used = len({address for _, address, _ in sources})
     if used < SLOTS:
         hint = "one_buffer"
         what += f"; with {SLOTS} slots, all copies came from {used} buffer{'s' * (used > 1)}"
-    early = len(sources) == sent and not all(
+    is_unfilled = len(sources) == sent and not all(
         source.shape == batch.shape and torch.equal(source, batch)
-        for (*_, source), batch in zip(sources, plain, strict=True)
+        for (*_, source), batch in zip(sources, batches, strict=True)
     )
-    if early and hint != "one_buffer":
+    if is_unfilled and hint != "one_buffer":
         hint = "copied_before_filled"
         what = "when the copies were launched, some buffers did not contain their batch"
-    require(not wrong and not early, what, hint)
+    require(not wrong and not is_unfilled, what, hint)
     yield f"{sent} batches arrive"
     events = counts.get("event", 0)
     what = f"for {sent} batches and {SLOTS} buffers the host waited {events} times, and "
@@ -199,34 +199,34 @@ def sender(submission, reference, lesson):
 
     labels = [y for _, y in reference.batches()]
     more = submission.Sender(labels[0], SLOTS + 1, torch.device("toy"))
-    there, sources = sent_by(more, labels, reference)
+    arrived, sources = sent_by(more, labels, reference)
     torch.accelerator.synchronize()
-    dtype, wanted = there[0].dtype, labels[0].dtype
+    dtype, wanted = arrived[0].dtype, labels[0].dtype
     require(dtype == wanted, f"batches of {wanted} arrive as {dtype}", "buffer_kind")
-    right = all(torch.equal(a.cpu(), b) for a, b in zip(there, labels, strict=True))
+    right = all(torch.equal(a.cpu(), b) for a, b in zip(arrived, labels, strict=True))
     require(right, f"with {SLOTS + 1} slots, batches arrive with wrong numbers", "one_buffer")
 
 
-def sent_by(sender, plain: list, reference: ModuleType) -> tuple[list, list]:
+def sent_by(sender, batches: list, reference: ModuleType) -> tuple[list, list]:
     """Return the tensors that `send` returns, and for each copy facts about its source.
 
     The facts are: whether the source is pinned, its address, and its content at the launch.
     """
-    sources, copy, there = [], reference.copy, []
+    sources, copy, arrived = [], reference.copy, []
 
-    def noting(func, args, kwargs):
+    def recording_copy(func, args, kwargs):
         source = args[1] if func is torch.ops.aten.copy_.default else args[0]
         if source.device.type == "cpu":
             sources.append((source.is_pinned(), source.data_ptr(), source.clone()))
         return copy(func, args, kwargs)
 
     torch.toy.start_counting()
-    with mock.patch.object(reference, "copy", noting):
-        for x in plain:
-            there.append(sender.send(x))
-            right = isinstance(there[-1], torch.Tensor) and there[-1].device.type == "toy"
-            returns("send(batch)", there[-1], right, "a tensor on the device")
-    return there, sources
+    with mock.patch.object(reference, "copy", recording_copy):
+        for x in batches:
+            arrived.append(sender.send(x))
+            right = isinstance(arrived[-1], torch.Tensor) and arrived[-1].device.type == "toy"
+            require_kind("send(batch)", arrived[-1], right, "a tensor on the device")
+    return arrived, sources
 
 
 # --- 3: the loader ------------------------------------------------------------------------
@@ -240,30 +240,32 @@ def sent_by(sender, plain: list, reference: ModuleType) -> tuple[list, list]:
              "mutually exclusive with shuffle": "order"},
 )  # fmt: skip
 def loader(submission, reference, lesson):
-    whole = reference.Readers()
-    data = torch.utils.data.Subset(whole, range(len(whole) - 5))  # the last batch is short
+    readers = reference.Readers()
+    data = torch.utils.data.Subset(readers, range(len(readers) - 5))  # the last batch is short
     loader = submission.make_loader(data, 2, torch.device("toy"))
     right = isinstance(loader, torch.utils.data.DataLoader)
-    returns("make_loader", loader, right, "a DataLoader")
+    require_kind("make_loader", loader, right, "a DataLoader")
     epochs = [list(loader) for _ in range(2)]
     found = [[batch[:, 1].tolist() for batch in epoch] for epoch in epochs]
-    plain = torch.utils.data.DataLoader(data, reference.BATCH, sampler=reference.order(data))
-    truth = [[batch[:, 1].tolist() for batch in plain] for _ in range(2)]
+    ordered = torch.utils.data.DataLoader(data, reference.BATCH, sampler=reference.order(data))
+    truth = [[batch[:, 1].tolist() for batch in ordered] for _ in range(2)]
     sizes, wanted = ([len(batch) for batch in epoch] for epoch in (found[0], truth[0]))
     what = f"the batches of {len(data)} samples have the sizes {show(sizes)}, not {wanted}"
     require(sizes == wanted, what, "batches")
-    for number, words in enumerate(("first", "second")):
-        what = f"in the {words} epoch the samples do not come in the order of the CPU script"
+    for number, ordinal in enumerate(("first", "second")):
+        what = f"in the {ordinal} epoch the samples do not come in the order of the CPU script"
         require(found[number] == truth[number], what, "order")
     yield "the samples and their order"
     first, second = ({int(pid) for batch in epoch for pid in batch[:, 0]} for epoch in epochs)
-    itself = os.getpid() in first
+    is_reader = os.getpid() in first
     require(
-        not itself, "with workers=2, the process that trains reads the samples", "reads_itself"
+        not is_reader,
+        "with workers=2, the process that trains reads the samples",
+        "reads_itself",
     )
-    what = f"with workers=2, the processes that read are {len(first)}"
+    what = f"with workers=2, {len(first)} processes read samples"
     require(len(first) == 2, what, "workers")
-    require(first == second, "the second epoch is read by other workers", "workers_end")
+    require(first == second, "different workers read the second epoch", "workers_end")
     pinned = all(batch.is_pinned() for batch in epochs[0])
     require(pinned, "batches for the toy are not in pinned memory", "loader_pageable")
     loader = submission.make_loader(data, 0, CPU)
@@ -289,23 +291,23 @@ def prefetch(submission, reference, lesson):
     weight = torch.ones(reference.CHANNELS).to(toy)
     compute = torch.accelerator.current_stream()
     torch.toy.start_counting()
-    wait_event, waiting, read = type(compute).wait_event, [], []
+    wait_event, is_compute, read = type(compute).wait_event, [], []
 
-    def noting(stream, event):
-        waiting.append(stream is compute)
+    def recording_wait(stream, event):
+        is_compute.append(stream is compute)
         return wait_event(stream, event)
 
-    def reading():
+    def recorded_source():
         for batch in source:
             read.append(batch)
             yield batch
 
     sums, copied, waited_first = [], [], False
-    with mock.patch.object(type(compute), "wait_event", noting):
-        for batch in submission.prefetch(reading(), toy):
-            waited_first = any(waiting) if not sums else waited_first
-            right = of_kinds(batch, torch.Tensor, torch.Tensor)
-            returns("hand_over(…)", batch, right, "the two tensors")
+    with mock.patch.object(type(compute), "wait_event", recording_wait):
+        for batch in submission.prefetch(recorded_source(), toy):
+            waited_first = any(is_compute) if not sums else waited_first
+            right = has_kinds(batch, torch.Tensor, torch.Tensor)
+            require_kind("hand_over(…)", batch, right, "the two tensors")
             where = {tensor.device.type for tensor in batch}
             what = f"the tensors of a batch are on {' and '.join(sorted(where))}"
             require(where == {"toy"}, what, "on_host")
@@ -315,7 +317,7 @@ def prefetch(submission, reference, lesson):
             sums.append((batch[0] @ weight).sum() + batch[1].sum())
             what = f"{len(read)} batches were read before the first one was yielded"
             require(len(read) < 6 or len(sums) > 1 or copied[0] > 4, what, "reads_all")
-    counts, waited, unrecorded = dict(torch.toy.waits), waits(), torch.toy.unrecorded()
+    counts, waited, unrecorded = dict(torch.toy.waits), describe_waits(), torch.toy.unrecorded()
     in_compute = sum(stream is compute for stream in torch.toy.copies)
     compute.run()  # this runs the copies only if compute waits for them
     sums = [total.item() for total in sums]
@@ -365,7 +367,7 @@ def uneven(reference: ModuleType) -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 
 def epochs(reference: ModuleType) -> dict[str, tuple[float, float]]:
-    """Return mean loss and accuracy: the right ones, and those of common mistakes."""
+    """Return pairs of mean loss and accuracy: the right pair, and those of common mistakes."""
     found = {}
     for name in ("right", "accumulated", "not_trained", "unlabelled", "summed"):
         model, optimizer = reference.build(CPU)
@@ -405,6 +407,8 @@ class Trace:
 
 
 class LeaveTrace(torch.autograd.Function):
+    """A copy of its input. `TRACES` shows whether the graph of the copy still exists."""
+
     @staticmethod
     def forward(ctx, x):
         ctx.trace = Trace()
@@ -430,43 +434,45 @@ TRACES: list[weakref.ref] = []
 def loop(submission, reference, lesson):
     live, wait, toy = 0, torch.toy.wait, torch.device("toy")
 
-    def noting(*args):
+    def counting_wait(*args):
         nonlocal live
         live = sum(trace() is not None for trace in TRACES)
         return wait(*args)
 
     model, optimizer = reference.build(toy)
     model.register_forward_hook(lambda _model, _inputs, logits: LeaveTrace.apply(logits))
-    batches, within = [(x.to(toy), y.to(toy)) for x, y in uneven(reference)], []
+    batches, waits_in_steps = [(x.to(toy), y.to(toy)) for x, y in uneven(reference)], []
 
     def source():  # a loader may have no length
         yield from batches
-        within.append((sum(torch.toy.waits.values()), waits(), {*torch.toy.waits}))
+        waits_in_steps.append(
+            (sum(torch.toy.waits.values()), describe_waits(), {*torch.toy.waits})
+        )
 
     torch.toy.start_counting()
-    with mock.patch.object(torch.toy, "wait", noting):
+    with mock.patch.object(torch.toy, "wait", counting_wait):
         found = submission.train_epoch(model, optimizer, source())
-    whole, waited = sum(torch.toy.waits.values()), waits()
-    right = of_kinds(found, (int, float, torch.Tensor), (int, float, torch.Tensor))
-    returns("train_epoch", found, right, "the mean loss and the accuracy")
+    total, waited = sum(torch.toy.waits.values()), describe_waits()
+    right = has_kinds(found, (int, float, torch.Tensor), (int, float, torch.Tensor))
+    require_kind("train_epoch", found, right, "the mean loss and the accuracy")
     loss, accuracy = map(float, found)
     known = epochs(reference)
     fits = [
         name
-        for name, (mean, share) in known.items()
-        if isclose(loss, mean, 1e-3) and isclose(accuracy, share, 1e-3)
+        for name, (mean, fraction) in known.items()
+        if isclose(loss, mean, 1e-3) and isclose(accuracy, fraction, 1e-3)
     ]
-    truth = "the CPU script has {:.4f} and {:.4f}".format(*known["right"])
+    truth = "the CPU script gives {:.4f} and {:.4f}".format(*known["right"])
     hint = "accuracy" if isclose(loss, known["right"][0], 1e-3) else "other"
     hint = fits[-1].partition(",")[0] if fits else hint
-    what = f"mean loss {loss:.4f} and accuracy {accuracy:.4f}, {truth}"
+    what = f"the mean loss is {loss:.4f} and the accuracy {accuracy:.4f}, but {truth}"
     require("right" in fits, what, hint)
     yield "mean loss and accuracy"
-    asked, words, kinds = within[0]
+    count, shown, kinds = waits_in_steps[0]
     hint = "mask" if kinds & {"mask as an index", "nonzero"} else "asks_each_step"
-    require(not asked, f"within 6 steps the host waited: {words}", hint)
+    require(not count, f"within 6 steps the host waited: {shown}", hint)
     what = f"after 6 steps the host waited: {waited}"
-    require(whole - asked <= 4, what, "asks_each_step")
+    require(total - count <= 4, what, "asks_each_step")
     require(live <= 2, f"after 6 steps, the graphs of {live} steps are in memory", "graph_kept")
 
 
@@ -483,53 +489,54 @@ def mixed(submission, reference, lesson):
     toy = torch.device("toy")
     torch.toy.start_counting()
     sums = submission.new_sums(toy)
-    written = torch.toy.launches
+    launches = torch.toy.launches
     right = isinstance(sums, torch.Tensor) and sums.shape == (3,)
-    returns("new_sums(device)", sums, right, "a tensor of three numbers")
-    wide = sums.is_floating_point() and sums.itemsize >= 4
-    require(wide, f"the sums of an epoch have the dtype {sums.dtype}", "sums_dtype")
+    require_kind("new_sums(device)", sums, right, "a tensor of three numbers")
+    is_wide = sums.is_floating_point() and sums.itemsize >= 4
+    require(is_wide, f"the sums of an epoch have the dtype {sums.dtype}", "sums_dtype")
     where = sums.device.type
     require(where == "toy", f"new_sums is on {where}, and the device is toy", "sums_start")
-    require(written, "nothing was written to the tensor that new_sums returns", "sums_start")
+    require(launches, "nothing was written to the tensor that new_sums returns", "sums_start")
     require(not any(sums.tolist()), f"new_sums returns {sums.tolist()}", "sums_start")
     yield "new_sums"
     model, optimizer = reference.build(toy)
-    source, kinds, inside = reference.batches_on(6, toy), set(), set()
-    weights = set()
+    source = reference.batches_on(6, toy)
+    kinds, weights = set(), set()  # dtypes of outputs, and of weights
+    calls = set()  # (name, whether autocast is enabled, dtype of the first argument)
 
-    def ran(layer: nn.Linear, _inputs: object, output: torch.Tensor) -> None:
+    def record_dtypes(layer: nn.Linear, _inputs: object, output: torch.Tensor) -> None:
         kinds.add(str(output.dtype))
         weights.add(str(layer.weight.dtype))
 
     for layer in model.modules():
         if isinstance(layer, nn.Linear):
-            layer.register_forward_hook(ran)
+            layer.register_forward_hook(record_dtypes)
 
-    def noting(name: str, function: Callable) -> Callable:
-        def noted(*args, **kwargs):
+    def recording(name: str, function: Callable) -> Callable:
+        def recorded(*args, **kwargs):
             dtype = getattr(args[0] if args else None, "dtype", None)
-            inside.add((name, torch.is_autocast_enabled("toy"), dtype))
+            calls.add((name, torch.is_autocast_enabled("toy"), dtype))
             return function(*args, **kwargs)
 
-        return noted
+        return recorded
 
     with contextlib.ExitStack() as stack:
         for owner, name in ((F, "cross_entropy"), (torch.autograd, "backward")):
-            patched = noting(name, getattr(owner, name))
+            patched = recording(name, getattr(owner, name))
             stack.enter_context(mock.patch.object(owner, name, patched))
         given = torch.zeros(3).to(toy)
         torch.toy.start_counting()
         for x, y in source:
             submission.mixed_step(model, optimizer, x, y, given)
-    waited, mask = waits(), {"mask as an index", "nonzero"} & {*torch.toy.waits}
+    waited, mask = describe_waits(), {"mask as an index", "nonzero"} & {*torch.toy.waits}
     parameters = {str(p.dtype) for p in model.parameters()} | weights
     what = f"the parameters are in {' and '.join(sorted(parameters))}"
     require(parameters == {"torch.float32"}, what, "converted")
     what = f"the outputs of linear layers are in {', '.join(sorted(kinds))}"
     require(kinds == {"torch.bfloat16"}, what, "no_autocast")
-    outside = ("cross_entropy", False, torch.bfloat16) in inside
+    outside = ("cross_entropy", False, torch.bfloat16) in calls
     require(not outside, "the loss is computed outside of autocast", "loss_outside")
-    under = any(name == "backward" and enabled for name, enabled, _ in inside)
+    under = any(name == "backward" and enabled for name, enabled, _ in calls)
     require(not under, "backward runs under autocast", "backward_inside")
     yield "what runs in which precision"
     hint = "mask" if mask else "asks_in_step"
@@ -591,7 +598,7 @@ def replay(submission, reference, lesson):
     toy = torch.device("toy")
     optimizer = submission.fast_optimizer(reference.build(toy)[0])
     right = isinstance(optimizer, torch.optim.Optimizer)
-    returns("fast_optimizer(model)", optimizer, right, "an optimizer")
+    require_kind("fast_optimizer(model)", optimizer, right, "an optimizer")
     kind = type(optimizer).__name__
     require(isinstance(optimizer, torch.optim.AdamW), f"the optimizer is {kind}", "adamw")
     settings = other_settings(optimizer)
@@ -607,7 +614,7 @@ def replay(submission, reference, lesson):
         what = f"the learning rate is {float(rate):.3g}, and RATE is {reference.RATE}"
         require(isclose(rate, reference.RATE, 1e-3), what, "adamw")
         submission.set_rate(optimizer, 0.25)
-        what = "set_rate puts another object in place of the rate"
+        what = "set_rate replaces the tensor of the rate by a different object"
         require(group["lr"] is rate, what, "rate_replaced")
         what = f"after set_rate(optimizer, 0.25) the rate is {float(rate):.4g}"
         require(isclose(rate, 0.25, 1e-3), what, "rate_value")
@@ -632,24 +639,24 @@ def replay(submission, reference, lesson):
         total.add_(state["moment"] * y.sum())
 
     source = [torch.full((2, 2), float(i)) for i in range(1, 8)]
-    there = [(x.to(toy), x.to(toy)) for x in source]
+    batches = [(x.to(toy), x.to(toy)) for x in source]
     replayed = submission.Replayed(step, warm=2)
     seen, replays, replay = [], [], torch.toy.replay
     with mock.patch.object(torch.toy, "replay", lambda g: [replays.append(1), replay(g)]):
-        for x, y in there:
+        for x, y in batches:
             replayed(x, y)
             seen.append(total.item())
-    unchanged = all(
+    are_unchanged = all(
         torch.equal(given.cpu(), x)
-        for pair, x in zip(there, source, strict=True)
+        for pair, x in zip(batches, source, strict=True)
         for given in pair
     )
-    require(unchanged, "a batch of the caller was overwritten", "borrowed")
+    require(are_unchanged, "a batch of the caller was overwritten", "borrowed")
     what = f"with warm=2, Python ran the step {calls} times in 7 calls, "
     what += f"and the graph was replayed {len(replays)} times"
     require(replays or calls < 7, what, "not_captured")
-    few = len(replays) < 5
-    require(calls <= 3, what, "warm_count" if few else "captures_each")
+    too_few = len(replays) < 5
+    require(calls <= 3, what, "warm_count" if too_few else "captures_each")
     require(calls == 3, what, "no_warm_up" if calls < 2 else "warm_count")
     moment = true = 0.0
     for i, found in enumerate(seen, 1):
@@ -657,11 +664,11 @@ def replay(submission, reference, lesson):
         true += moment * 4 * i
         problem = f"after call {i} the step's total is {found:g}, not {true:g}"
         if len(replays) != 5:
-            problem, hint = what, "not_replayed" if few else "warm_count"
+            problem, hint = what, "not_replayed" if too_few else "warm_count"
         require(found == true, problem, "stale_input" if len(replays) == 5 else hint)
     yield "warm-up, capture and replays"
     calls, replayed = 0, submission.Replayed(step, warm=1)
-    for x, y in there[:3]:
+    for x, y in batches[:3]:
         replayed(x, y)
     what = f"with warm=1, Python ran the step of a second object {calls} times in 3 calls, "
     require(calls == 2, f"{what}and should run it 2 times", "warm_count")
@@ -670,10 +677,10 @@ def replay(submission, reference, lesson):
 # --- 8: measure ---------------------------------------------------------------------------
 
 
-STEPS = 3  # in the trace below
+STEPS = 3  # steps in the trace below
 
 
-def made_trace() -> list[dict]:
+def invented_trace() -> list[dict]:
     """Return a trace of three steps with two threads, in which two operators start together."""
     events: list[dict] = [{"ph": "M", "name": "process_name", "args": {"name": "python"}}]
     for begin in (0.0, 200.0, 400.0):
@@ -683,7 +690,7 @@ def made_trace() -> list[dict]:
         flow = {"ph": "s", "cat": "fwdbwd", "name": "fwdbwd", "tid": 1, "ts": begin + 60}
         events += [kernel, memory | {"ts": begin + 15}, flow]
         for name, tid, start, duration, *shapes in (
-            ("mm", 1, 80, 8, [5, 3], [3, 3]),  # starts when the one before it ends
+            ("mm", 1, 80, 8, [5, 3], [3, 3]),  # starts when the operator before it ends
             ("copy_", 1, 14, 6, [4, 2], [4, 2]),
             ("addmm", 1, 10, 36, [2], [4, 3], [3, 2]),
             ("linear", 1, 10, 40, [4, 3], [2, 3], [2]),
@@ -702,21 +709,22 @@ def table_of(events: list[dict], mistake: str = "") -> dict[tuple[str, str], tup
     table: dict[tuple[str, str], tuple] = {}
     operators = [event for event in events if event.get("cat") == "cpu_op"]
 
-    def within(a: dict, b: dict) -> bool:
-        thread = a["tid"] == b["tid"] or mistake == "threads"
+    def is_within(a: dict, b: dict) -> bool:
+        """Return whether operator a runs inside operator b."""
+        same_thread = a["tid"] == b["tid"] or mistake == "threads"
         ends = [event["ts"] + event["dur"] for event in (a, b)]
-        if mistake == "adjacent" and thread and a["ts"] == ends[1]:
+        if mistake == "adjacent" and same_thread and a["ts"] == ends[1]:
             return True
-        return thread and a["dur"] < b["dur"] and b["ts"] <= a["ts"] and ends[0] <= ends[1]
+        return same_thread and a["dur"] < b["dur"] and b["ts"] <= a["ts"] and ends[0] <= ends[1]
 
     for event in operators:
-        inside = [other for other in operators if within(other, event)]
+        inside = [other for other in operators if is_within(other, event)]
         if mistake != "grandchildren":
-            inside = [a for a in inside if not any(within(a, b) for b in inside)]
-        taken = sum(other["dur"] for other in inside) * (mistake != "total_time")
+            inside = [a for a in inside if not any(is_within(a, b) for b in inside)]
+        nested = sum(other["dur"] for other in inside) * (mistake != "total_time")
         key = event["name"], json.dumps(event["args"]["Input Dims"])
         calls, own = table.get(key, (0, 0))
-        table[key] = calls + 1, own + event["dur"] - taken
+        table[key] = calls + 1, own + event["dur"] - nested
     return {key: (calls / STEPS, own / STEPS) for key, (calls, own) in table.items()}
 
 
@@ -743,7 +751,7 @@ def table_by_stack(events: list[dict], mistake: str) -> dict[tuple[str, str], tu
 
 
 def times_by(measure: Callable) -> dict[str, float]:
-    """Return times on the clock of the toy by this `measure`, and the numbers of its calls."""
+    """Return the times that `measure` returns for the toy, and how often it calls functions."""
     toy, x = torch.toy, torch.ones(1 << 16).to(torch.device("toy"))
     found = {"clock": 0, "calls": 0}
 
@@ -766,7 +774,7 @@ def times_by(measure: Callable) -> dict[str, float]:
         return work
 
     torch.accelerator.synchronize()
-    found["plain"] = measure(kernels, clock, warm=1, repeats=3)
+    found["twenty"] = measure(kernels, clock, warm=1, repeats=3)
     torch.accelerator.synchronize()
     begin = toy.now()
     for _ in range(3):
@@ -791,38 +799,38 @@ def times_by(measure: Callable) -> dict[str, float]:
 )  # fmt: skip
 def measured(submission, reference, lesson):
     found, truth = times_by(submission.measure), times_by(reference.measure)
-    plain = found["plain"]
-    returns("measure", plain, isinstance(plain, (int, float)), "a number of seconds")
-    launched = isclose(found["plain"], 20 * reference.LAUNCH, 0.05)
-    hint = "not_synchronized" if launched else "own_clock"
-    hint = "other" if found["clock"] >= truth["clock"] and not launched else hint
-    if any(isclose(found["plain"], unit * truth["plain"], 1e-2) for unit in (1e3, 1e6)):
+    seconds = found["twenty"]
+    require_kind("measure", seconds, isinstance(seconds, (int, float)), "a number of seconds")
+    is_launch_time = isclose(found["twenty"], 20 * reference.LAUNCH, 0.05)
+    hint = "not_synchronized" if is_launch_time else "own_clock"
+    hint = "other" if found["clock"] >= truth["clock"] and not is_launch_time else hint
+    if any(isclose(found["twenty"], unit * truth["twenty"], 1e-2) for unit in (1e3, 1e6)):
         hint = "seconds"
-    if isclose(found["plain"], truth["mean"], 1e-3) or isclose(
-        found["plain"], 3 * truth["plain"], 1e-2
+    if isclose(found["twenty"], truth["mean"], 1e-3) or isclose(
+        found["twenty"], 3 * truth["twenty"], 1e-2
     ):
         hint = "not_median"
     for name, work, mistake in (
-        ("plain", "20 kernels on the toy's clock", hint),
+        ("twenty", "20 kernels on the toy's clock", hint),
         ("queued", "20 kernels, with 400 in the queue", "queued_before"),
         ("first", "work whose first 3 calls are slow, with warm=3", "warm_up_measured"),
         ("once", "five calls that take 3.4, 2.4, 0.4, 9.4 and 1.4 ms", "not_median"),
     ):  # fmt: skip
-        took = f"measure returns {1e6 * found[name]:.0f} µs, and should return "
-        took += f"{1e6 * truth[name]:.0f} µs"
-        require(isclose(found[name], truth[name], 0.02), f"{work}: {took}", mistake)
-        if name == "plain":
-            yield "work is measured to its end"
+        result = f"measure returns {1e6 * found[name]:.0f} µs, and should return "
+        result += f"{1e6 * truth[name]:.0f} µs"
+        require(isclose(found[name], truth[name], 0.02), f"{work}: {result}", mistake)
+        if name == "twenty":
+            yield "work is measured until it is finished"
         what = f"with warm=0 and repeats=5, measure called work() {found['calls']} times"
         require(name != "first" or found["calls"] == truth["calls"], what, "calls_of_work")
 
     with tempfile.TemporaryDirectory() as folder:
         yield from profiled(submission, reference, Path(folder))
     spot = submission.hot_spot()
-    right = of_kinds(spot, str, (list, tuple), (int, float))
+    right = has_kinds(spot, str, (list, tuple), (int, float))
     right = right and all(isinstance(shape, (list, tuple)) for shape in spot[1])
     words = "a name, a list of shapes, and a number of calls"
-    returns("hot_spot()", spot, right, words)
+    require_kind("hot_spot()", spot, right, words)
     name, shapes, calls = spot
     true_name, true_shapes, true_calls = reference.hot_spot()
     what = f"hot_spot() names {name} with the shapes {shapes}, called {calls} times a step"
@@ -833,11 +841,11 @@ def measured(submission, reference, lesson):
 
 
 def profiled(submission: ModuleType, reference: ModuleType, folder: Path):
-    """Compare a recorded trace with that of the finished lab, and read a trace made here."""
+    """Compare a recorded trace with that of the finished lab, and read an invented trace."""
     x, path, done = torch.ones(4, 4), folder / "trace.json", []
 
     def step() -> None:
-        done.append(torch.cumsum(x, 0) if not done else x)  # what only the first step does
+        done.append(torch.cumsum(x, 0) if not done else x)  # only the first step does this
         torch.stack([x @ x, x @ x]).relu()
 
     submission.record(step, path, warm=1, count=3)
@@ -855,51 +863,55 @@ def profiled(submission: ModuleType, reference: ModuleType, folder: Path):
     dims = any("Input Dims" in event.get("args", {}) for event in events)
     require(dims, "no event has the shapes of its inputs", "no_shapes")
     done.clear()
-    reference.record(step, folder / "ours.json", warm=1, count=3)
+    reference.record(step, folder / "reference.json", warm=1, count=3)
     calls, true = (
         {f"{row.name} {row.shapes}": row.calls for row in reference.read_trace(each)}
-        for each in (path, folder / "ours.json")
+        for each in (path, folder / "reference.json")
     )
     for name in sorted(calls | true):
         found, wanted = calls.get(name, 0), true.get(name, 0)
         what = f"a step in the trace calls {name} {found:.3g} times, and step() calls it "
         what += f"{wanted:g} times"
         require(found == wanted, what, "warm_recorded" if found < wanted else "other")
-    yield "the trace has the steps that were asked for, with shapes"
+    yield "the trace has the requested steps, with shapes"
 
-    path.write_text(json.dumps({"traceEvents": made_trace()}))
+    path.write_text(json.dumps({"traceEvents": invented_trace()}))
     rows = submission.read_trace(path)
     right = isinstance(rows, list) and all(hasattr(row, "own") for row in rows)
-    returns("read_trace(path)", rows, right, "a list of Row")
+    require_kind("read_trace(path)", rows, right, "a list of Row")
     kinds = {type(row.shapes).__name__ for row in rows}
     require(
         kinds == {"list"}, f"row.shapes is a {', a '.join(kinds)}, and not a list", "returned"
     )
     found = {(row.name, json.dumps(row.shapes)): (row.calls, row.own) for row in rows}
-    true = table_of(made_trace())
+    true = table_of(invented_trace())
     products = [row for row in rows if row.name == "aten::mm"]
     require(len(products) != 1, "products of two shapes are in one row", "by_name")
     hint = "ties" if any(own < 0 for _, own in found.values()) else "other"
     for mistake in ("total_time", "grandchildren", "threads", "adjacent", "one_closed"):
         by_stack = mistake == "one_closed"
-        known = (table_by_stack if by_stack else table_of)(made_trace(), mistake)
+        known = (table_by_stack if by_stack else table_of)(invented_trace(), mistake)
         if all(
             allclose(list(each), [*known[key]]) for key, each in found.items() if key in known
         ):
             hint = mistake
     if found.keys() == true.keys():
         ratios = [{round(found[key][i] / true[key][i], 4) for key in true} for i in (0, 1)]
-        apart = ratios != [{1}, {1}] and all(len(each) == 1 for each in ratios)
+        is_multiple = ratios != [{1}, {1}] and all(len(each) == 1 for each in ratios)
         for_call = all(isclose(found[key][1], true[key][1] / true[key][0]) for key in true)
-        hint = "all_steps" if apart or for_call else hint
+        hint = "all_steps" if is_multiple or for_call else hint
         calls_fit = all(isclose(found[key][0], true[key][0]) for key in true)
-        if apart and calls_fit and any(isclose(*ratios[1], 10**n) for n in (-6, -3, 3)):
+        if is_multiple and calls_fit and any(isclose(*ratios[1], 10**n) for n in (-6, -3, 3)):
             hint = "microseconds"
     for key, (count, own) in true.items():
         what = f"{key[0]} of {key[1]} has {count:g} calls and {own:g} µs of own time a step, "
         what += "and read_trace returns {:g} and {:g}".format(*found.get(key, (0, 0)))
         require(found.get(key) == (count, own), what, hint)
-    require(len(found) == len(true), f"rows that are no operators: {sorted(found)}", "other")
+    require(
+        len(found) == len(true),
+        f"some of these rows are not operators: {sorted(found)}",
+        "other",
+    )
     in_order = [row.own for row in rows] == sorted((row.own for row in rows), reverse=True)
     require(in_order, "the rows are not in the order of their own times", "row_order")
     yield "a trace is read, by name and shapes"

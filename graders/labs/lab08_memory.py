@@ -31,15 +31,17 @@ from graders.dsl import (
 )
 
 LAB = Lab()
-RETURNED = {  # errors that occur if a function of the learner returned None
+RETURNED = {  # errors that occur if a function of the learner returns None
     "cannot unpack non-iterable NoneType|'NoneType' object is not iterable": "returned",
     "unsupported format string passed to NoneType": "returned",
 }
 
 
-def small(lab: ModuleType, dropout: float = 0.5, blocks: int = 3, width: int = 4) -> nn.Module:
+def small_model(
+    reference: ModuleType, dropout: float = 0.5, blocks: int = 3, width: int = 4
+) -> nn.Module:
     torch.manual_seed(3)
-    return lab.Net(width, 8, [lab.Block(8, dropout) for _ in range(blocks)])
+    return reference.Net(width, 8, [reference.Block(8, dropout) for _ in range(blocks)])
 
 
 def rows_of(n: int, seed: int = 5, width: int = 4) -> tuple[torch.Tensor, torch.Tensor]:
@@ -56,11 +58,11 @@ def rows_of(n: int, seed: int = 5, width: int = 4) -> tuple[torch.Tensor, torch.
     "the prediction and the measurement of all four parts are right",
     "predict measure_parts", crashes=RETURNED,
 )  # fmt: skip
-def parts(module, lab, lesson):
+def parts(submission, reference, lesson):
     # for these sizes, each mistake gives a different number
     for width, hidden, blocks, rows in ((12, 8, 3, 7), (32, 64, 8, 256)):
-        p, g, s, saved = module.predict(width, hidden, blocks, rows)
-        true = lab.predict(width, hidden, blocks, rows)
+        p, g, s, saved = submission.predict(width, hidden, blocks, rows)
+        true = reference.predict(width, hidden, blocks, rows)
         where = f"width {width}, h = {hidden}, {blocks} blocks, {rows} rows"
         what = f"{where}: predicted {p:,} bytes of parameters, and not {true.parameters:,}"
         require(isclose(p, true.parameters), what, "biases")
@@ -95,15 +97,15 @@ def parts(module, lab, lesson):
 
     def measured(measure: Callable) -> Sequence[int]:
         """Measure in float64, because the formulas of this step are wrong for float64."""
-        with lab.Memory("cpu") as memory:
-            build = functools.partial(small, lab, blocks=2, width=16)
+        with reference.Memory("cpu") as memory:
+            build = functools.partial(small_model, reference, blocks=2, width=16)
             return measure(memory, lambda: build().double(), inputs, targets)
 
-    p, g, s, a = measured(module.measure_parts)
-    true = measured(lab.measure_parts)
+    p, g, s, a = measured(submission.measure_parts)
+    true = measured(reference.measure_parts)
     what = f"measured {p:,}, {g:,}, {s:,} and {a:,} bytes, and not "
     what += ", ".join(f"{n:,}" for n in true)
-    slack = 8 * 40 * 16  # a variable may refer to the outputs of the model
+    slack = 8 * 40 * 16  # bytes of the outputs of the model, to which a variable may refer
     require(sorted((p, g, s, a)) != sorted(true) or (p, g, s, a) == true, what, "parts_order")
     require(not isclose(2 * p, true.parameters), what, "formula")
     require(not isclose(g, true.gradients - true.activations, 0.05), what, "gradients_when")
@@ -119,8 +121,8 @@ def parts(module, lab, lesson):
 # --- step 2 -------------------------------------------------------------------------------
 
 
-class Scale:
-    """A simulated memory: only its numbers exist."""
+class SimulatedMemory:
+    """A simulated memory, in which only the numbers of bytes exist."""
 
     def __init__(self) -> None:
         self.used, self.peak, self.calls = 100, 10_000, 0
@@ -136,9 +138,9 @@ class Scale:
     "a leak is found, and each batch leaves only two numbers in the log",
     "growth logged_step", crashes={"does not require grad": "no_grad_all"},
 )  # fmt: skip
-def leak(module, lab, lesson):
-    scale = Scale()
-    found = module.growth(scale, scale.step, 4)
+def leak(submission, reference, lesson):
+    memory = SimulatedMemory()
+    found = submission.growth(memory, memory.step, 4)
     require(found is not None, "growth returns None", "returned")
     what = f"five calls leave 1000, 10, 30, 15 and 6 bytes, and growth(…, 4) returns {found};"
     mistakes = {
@@ -148,19 +150,19 @@ def leak(module, lab, lesson):
         "not_divided": [61, 12.2],
         "few_calls": [9, 6, 10, 15, 2.5, 1.5],
     }
-    other = "other" if scale.calls == 5 else "few_calls"
+    other = "other" if memory.calls == 5 else "few_calls"
     hint = matching_hint(found, mistakes, other=other)
-    hint = "rounded_down" if found == 15 and scale.calls == 5 else hint
+    hint = "rounded_down" if found == 15 and memory.calls == 5 else hint
     require(found == 15.25, f"{what} it should return 15.25", hint)
     yield "growth"
 
     def train(step: Callable) -> tuple[list[torch.Tensor], list, int]:
         """Return the parameters, the log, and the growth by the last of three calls."""
         log, used = [], []
-        with lab.Memory("cpu") as memory:
-            model = small(lab)
-            adam = lab.make_adam(model)
-            model.register_forward_pre_hook(lambda module, _: modes.append(module.training))
+        with reference.Memory("cpu") as memory:
+            model = small_model(reference)
+            adam = reference.make_adam(model)
+            model.register_forward_pre_hook(lambda model, _: modes.append(model.training))
             torch.manual_seed(7)
             for seed in range(3):
                 step(model, adam, *batches[seed], log)
@@ -169,10 +171,8 @@ def leak(module, lab, lesson):
             return [p.detach().clone() for p in model.parameters()], log, used[2] - used[1]
 
     batches, modes = [rows_of(24, seed) for seed in range(3)], []
-    (reference, log, grown), (true, true_log, _) = (
-        train(module.logged_step),
-        train(lab.logged_step),
-    )
+    parameters, log, grown = train(submission.logged_step)
+    true, true_log, _ = train(reference.logged_step)
     pairs = len(log) == 3 and all(isinstance(x, (tuple, list)) and len(x) == 2 for x in log)
     pairs = pairs and all(isinstance(x, (float, torch.Tensor)) for pair in log for x in pair)
     what = (
@@ -182,20 +182,20 @@ def leak(module, lab, lesson):
     before, after = (
         any(getattr(pair[i], "requires_grad", False) for pair in log) for i in (0, 1)
     )
-    trained = allclose(reference, true)
+    is_trained = allclose(parameters, true)
     if grown > 0:
         what = f"each call leaves {grown:,} bytes behind"
         require(not after, what, "graph_after")
         require(not before, what, "retained")
-        raise Wrong(what, "other" if trained else "zero_grad")
-    require(not (before or after), "what is logged has a graph", "graph_before")
+        raise Wrong(what, "other" if is_trained else "zero_grad")
+    require(not (before or after), "a number in the log has a graph", "graph_before")
     first, true_first = [float(x) for x in log[0]], list(true_log[0])
-    still = allclose(reference, list(small(lab).parameters()))
-    require(not still, "the model is the same after three calls", "no_update")
+    is_unchanged = allclose(parameters, list(small_model(reference).parameters()))
+    require(not is_unchanged, "the model is the same after three calls", "no_update")
     require(all(modes), "in one of three calls the model is in eval mode", "log_mode")
     what = f"the first pair is {first}, not {true_first}"
     require(allclose(first, true_first), what, "log_values")
-    require(trained, "after three calls the parameters have wrong values", "zero_grad")
+    require(is_trained, "after three calls the parameters have wrong values", "zero_grad")
 
 
 # --- step 3 -------------------------------------------------------------------------------
@@ -211,26 +211,26 @@ def leak(module, lab, lesson):
         ),
     },
 )  # fmt: skip
-def evaluation(module, lab, lesson):
+def evaluation(submission, reference, lesson):
     batches = [rows_of(n, n) for n in (60, 60, 60, 7)]
 
     def run(evaluate: Callable, training: bool) -> tuple[Any, int, list[tuple], nn.Module]:
         """Return result, peak, (training, recorded, rows) of each forward, and model."""
         forwards: list[tuple] = []
-        with lab.Memory("cpu") as memory:
-            model = small(lab).train(training)
+        with reference.Memory("cpu") as memory:
+            model = small_model(reference).train(training)
             model.blocks[0].dropout.register_forward_pre_hook(
-                lambda module, inputs: forwards.append(
-                    (module.training, inputs[0].requires_grad, len(inputs[0]))
+                lambda dropout, inputs: forwards.append(
+                    (dropout.training, inputs[0].requires_grad, len(inputs[0]))
                 )
             )
             result = evaluate(model, (pair for pair in batches))
         return result, memory.peak, forwards, model
 
-    (loss, outputs), peak, forwards, model = run(module.evaluate, True)
-    recording = torch.is_grad_enabled()
+    (loss, outputs), peak, forwards, model = run(submission.evaluate, True)
+    is_recording = torch.is_grad_enabled()
     torch.set_grad_enabled(True)
-    (true_loss, true), enough, _, _ = run(lab.evaluate, True)
+    (true_loss, true), enough, _, _ = run(reference.evaluate, True)
     require(forwards, "the model did not run", "batches_once")
     modes, recorded, rows = zip(*forwards, strict=True)
     what = f"evaluate returns outputs of the type {type(outputs).__name__}"
@@ -238,7 +238,7 @@ def evaluation(module, lab, lesson):
     what = f"the peak is {peak:,} bytes, and {enough:,} bytes are enough"
     require(not any(recorded), what, "evaluation_graph")
     require(not outputs.requires_grad, "the outputs require a gradient", "evaluation_graph")
-    what = f"{max(rows)} rows went through the model at a time, and a batch has 60 at most"
+    what = f"the model processed {max(rows)} rows at a time, but a batch has at most 60 rows"
     require(max(rows) <= 60, what, "all_at_once")
     what = f"the peak is {peak:,} bytes, and {enough:,} bytes are enough"
     require(peak < 1.4 * enough, what, "evaluation_memory")
@@ -250,7 +250,7 @@ def evaluation(module, lab, lesson):
         "outputs",
     )
     targets = [y for _, y in batches]
-    means = map(lab.mean_square, true.split(60), targets)
+    means = map(reference.mean_square, true.split(60), targets)
     loss, means = float(loss), [each.item() for each in means]
     hint = matching_hint(loss, {
         "mean_of_means": sum(means) / 4, "loss_sum": [187 * true_loss, 4 * true_loss],
@@ -260,14 +260,14 @@ def evaluation(module, lab, lesson):
     exact = math.isclose(loss, true_loss, rel_tol=1e-5)
     require(exact, f"the loss is {loss:.7f}, not {true_loss:.7f}", "loss_rounded")
     yield "outputs and loss"
-    require(recording, "after evaluate, autograd does not record", "grad_left_off")
+    require(is_recording, "after evaluate, autograd does not record", "grad_left_off")
     frozen = sum(not p.requires_grad for p in model.parameters())
     what = f"after evaluate, {frozen} parameters do not require a gradient"
     require(not frozen, what, "frozen")
     evaluating = sum(not part.training for part in model.modules())
     what = f"{evaluating} parts of a model in training mode were left in eval mode"
     require(not evaluating, what, "mode")
-    *_, model = run(module.evaluate, False)
+    *_, model = run(submission.evaluate, False)
     training = any(part.training for part in model.modules())
     require(not training, "a model in eval mode was left in training mode", "mode")
 
@@ -282,7 +282,7 @@ def adam_once(
     """Return p, m and v after a step of Adam with η = 0.5 and ε = 0.1, not in place.
 
     `late`: p uses the old moments. `power` is added to t in the correction of v. `only` names
-    the moments that are corrected. `first`: p moves by m, and not by g.
+    the moments that are corrected. `first`: p is updated with m, and not with g.
     """
     old = m, v
     m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
@@ -310,22 +310,24 @@ def adam_once(
         r"^tensor\(|NoneType": "hook_kind", "division by zero": "count_t",
     },
 )  # fmt: skip
-def peak(module, lab, lesson):
-    module.ETA, module.EPSILON = 0.5, 0.1
+def peak(submission, reference, lesson):
+    submission.ETA, submission.EPSILON = 0.5, 0.1
     for t in (1, 3):
         generator = torch.Generator().manual_seed(t)
         p, g, m = (torch.randn(1000, generator=generator) for _ in range(3))
         v = torch.rand(1000, generator=generator)
         old = p.clone(), m.clone(), v.clone()
-        with lab.Memory("cpu") as memory:
+        with reference.Memory("cpu") as memory:
             try:
-                module.update(p, gradient := g.clone(), m, v, t)
+                submission.update(p, gradient := g.clone(), m, v, t)
             except ZeroDivisionError as error:
-                what = f"t = {t}: {describe_error(error, module)[0]}"
+                what = f"t = {t}: {describe_error(error, submission)[0]}"
                 raise Wrong(what, "bias_correction") from error
         peak = memory.peak / g.nbytes - 1  # g's copy was made inside
-        kept = [n for n, a, b in zip("pmv", (p, m, v), old, strict=True) if torch.equal(a, b)]
-        require(not kept, f"t = {t}: {' and '.join(kept)} did not change", "in_place")
+        unchanged = [
+            n for n, a, b in zip("pmv", (p, m, v), old, strict=True) if torch.equal(a, b)
+        ]
+        require(not unchanged, f"t = {t}: {' and '.join(unchanged)} did not change", "in_place")
         before = old[0], g, *old[1:], t
         true, *moments = adam_once(*before)
         corrected = allclose(m, moments[0] / (1 - 0.9**t)) or allclose(
@@ -359,48 +361,52 @@ def peak(module, lab, lesson):
         require(torch.equal(gradient, g), f"t = {t}: g has changed", "gradient_changed")
     yield "update is Adam's step, in place"
 
-    # the update of the lab, with its usual learning rate
-    module.update, module.ETA, module.EPSILON = lab.update, lab.ETA, lab.EPSILON
-    model, plain = small(lab, dropout=0.0), small(lab, dropout=0.0)
+    # from here on, use the update of the finished lab with its learning rate
+    submission.update, submission.ETA, submission.EPSILON = (
+        reference.update,
+        reference.ETA,
+        reference.EPSILON,
+    )
+    model, true_model = (small_model(reference, dropout=0.0) for _ in range(2))
     try:
-        reference = module.AdamInBackward(model)
+        adam = submission.AdamInBackward(model)
     except (AttributeError, TypeError) as error:
         require("None" not in str(error), "the constructor uses a gradient", "hook_called")
         raise
-    adam = lab.make_adam(plain)
+    true_adam = reference.make_adam(true_model)
     start = [p.detach().clone() for p in model.parameters()]
     for seed in range(3):
         x, y = rows_of(6, seed)
-        lab.mean_square(plain(x), y).backward()
-        loss = lab.mean_square(model(x), y)
+        reference.mean_square(true_model(x), y).backward()
+        loss = reference.mean_square(model(x), y)
         try:
             loss.backward()
         except (AttributeError, TypeError) as error:
-            hooked = any(p._post_accumulate_grad_hooks for p in model.parameters())
+            has_hook = any(p._post_accumulate_grad_hooks for p in model.parameters())
             require(
-                not hooked or "None" not in f"{error}",
-                describe_error(error, module)[0],
+                not has_hook or "None" not in f"{error}",
+                describe_error(error, submission)[0],
                 "gradient_none",
             )
             raise
         if seed == 0:
-            kept = list(map(torch.equal, model.parameters(), start))
-            what = f"{kept.count(False)} of {len(kept)} parameters changed in backward"
-            require(not any(kept), what, "no_hook")
+            is_unchanged = list(map(torch.equal, model.parameters(), start))
+            what = f"{is_unchanged.count(False)} of {len(is_unchanged)} parameters changed in"
+            require(not any(is_unchanged), f"{what} backward", "no_hook")
         left = sum(p.grad is not None for p in model.parameters())
-        require(not left, f"{left} gradients are there after backward", "grad_kept")
-        adam.step()
-        adam.zero_grad()
-    counts = {int(state["t"]) for state in reference.states.values()}
+        require(not left, f"after backward, {left} gradients are not None", "grad_kept")
+        true_adam.step()
+        true_adam.zero_grad()
+    counts = {int(state["t"]) for state in adam.states.values()}
     require(counts == {3}, f"after 3 steps t is {sorted(counts)}", "count_t")
-    good = allclose(list(model.parameters()), list(plain.parameters()), 0, 1e-4)
+    good = allclose(list(model.parameters()), list(true_model.parameters()), 0, 1e-4)
     require(
         good, "after three steps the parameters are not those of torch.optim.Adam", "count_t"
     )
-    with lab.Memory("cpu") as memory:
+    with reference.Memory("cpu") as memory:
         used = []
         for seed in range(2):
-            lab.mean_square(*map(model, [rows_of(6, seed)[0]]), y).backward()
+            reference.mean_square(*map(model, [rows_of(6, seed)[0]]), y).backward()
             used.append(memory.used)
     what = f"each step leaves {used[1] - used[0]:,} bytes behind"
     require(used[1] <= used[0], what, "grad_kept")
@@ -418,15 +424,15 @@ def peak(module, lab, lesson):
         "must match the size of tensor": "pieces_differ",
     },
 )  # fmt: skip
-def accumulation(module, lab, lesson):
+def accumulation(submission, reference, lesson):
     for limit, fixed, each, true in (
         (1000, 100, 70, 12),
         (1000, 100, 90, 10),
         (160, 70, 90, 1),
     ):
         try:
-            found = module.rows_that_fit(limit, fixed, each)
-        except lab.OutOfMemory as error:
+            found = submission.rows_that_fit(limit, fixed, each)
+        except reference.OutOfMemory as error:
             what = f"rows_that_fit({limit}, {fixed}, {each}) raises OutOfMemory, but {true}"
             raise Wrong(f"{what} row{'s' * (true > 1)} would fit", "rows_exact") from error
         what = f"rows_that_fit({limit}, {fixed}, {each}) is {found!r}, not {true}"
@@ -436,8 +442,8 @@ def accumulation(module, lab, lesson):
         require(isinstance(found, int) and found == true, what, hint)
     for limit in (150, 50):
         try:
-            found = module.rows_that_fit(limit, 100, 70)
-        except lab.OutOfMemory:
+            found = submission.rows_that_fit(limit, 100, 70)
+        except reference.OutOfMemory:
             continue
         except NotImplementedError:
             raise
@@ -445,52 +451,54 @@ def accumulation(module, lab, lesson):
             found = type(error).__name__
         raise Wrong(f"rows_that_fit({limit}, 100, 70) is {found!r}", "rows_none")
     yield "rows_that_fit"
-    check_pieces(module, lab, [1, 1, 1, 0, 1, 0, 0, 0, 1, 0], 4)
-    check_pieces(module, lab, [1, 1, 1, 0, 0, 0, 0, 0, 1, 0], 2)
+    check_pieces(submission, reference, [1, 1, 1, 0, 1, 0, 0, 0, 1, 0], 4)
+    check_pieces(submission, reference, [1, 1, 1, 0, 0, 0, 0, 0, 1, 0], 2)
 
 
-def check_pieces(module: ModuleType, lab: ModuleType, kept: list[int], rows: int) -> None:
-    """Test `accumulate` on ten rows, with `rows` rows at a time."""
+def check_pieces(
+    submission: ModuleType, reference: ModuleType, mask: list[int], rows: int
+) -> None:
+    """Test `accumulate` on ten rows, with `rows` rows at a time. `mask` is 0 for padding."""
     x, y = rows_of(10)
-    keep, everything = torch.tensor(kept).bool(), torch.ones(10).bool()
-    whole, n = (x, y, keep), sum(kept)
+    keep, all_rows = torch.tensor(mask).bool(), torch.ones(10).bool()
+    whole, n = (x, y, keep), sum(mask)
     pieces = list(zip(x.split(rows), y.split(rows), keep.split(rows), strict=True))
 
     def part(model: nn.Module, piece: Sequence, by: float | str | None = None) -> torch.Tensor:
         a, b, k = piece
-        total = (lab.square_of_rows(model(a), b) * k).sum()
+        total = (reference.square_of_rows(model(a), b) * k).sum()
         if by is None:
             return total / k.sum().clamp(min=1)
         return total / (len(a) if by == "rows" else by)
 
     def gradients(*some: Sequence, by: float | str | None = None, share: float = 1) -> list:
-        model = small(lab, 0.0)
+        model = small_model(reference, 0.0)
         (sum(part(model, piece, by) for piece in some) / share).backward()
         return [p.grad for p in model.parameters()]
 
-    model, seen = small(lab, 0.0), []
+    model, seen = small_model(reference, 0.0), []
     model.register_forward_pre_hook(
-        lambda module, inputs: seen.append((len(inputs[0]), module.last.bias.grad is not None))
+        lambda model, inputs: seen.append((len(inputs[0]), model.last.bias.grad is not None))
     )
-    with lab.Memory("cpu") as memory:
-        loss = module.accumulate(model, x, y, keep, rows)
-    reference = small(lab, 0.0)
-    with lab.Memory("cpu") as needed:
-        lab.accumulate(reference, x, y, keep, rows)
+    with reference.Memory("cpu") as memory:
+        loss = submission.accumulate(model, x, y, keep, rows)
+    true_model = small_model(reference, 0.0)
+    with reference.Memory("cpu") as needed:
+        reference.accumulate(true_model, x, y, keep, rows)
     require(loss is not None, "accumulate returns nothing", "loss_returned")
-    reference = [p.grad for p in model.parameters()]
+    found_gradients = [p.grad for p in model.parameters()]
     most = max((n for n, _ in seen), default=0)
     what = f"{most} rows were processed together, and {rows} are allowed"
     require(most <= rows, what, "rows_at_once")
     found = matching_name(
-        reference,
+        found_gradients,
         right=gradients(whole, by=n),
         share=gradients(whole, by=1),
         share_=gradients(whole, by=rows),
         divided_again=gradients(whole, by=n, share=len(pieces)),
         padding_counted=gradients(whole, by=10),
-        keep_ignored=gradients((x, y, everything), by=10),
-        keep_ignored_=gradients((x, y, everything), by=n),
+        keep_ignored=gradients((x, y, all_rows), by=10),
+        keep_ignored_=gradients((x, y, all_rows), by=n),
         means_added=gradients(*pieces, share=len(pieces)),
         means_added_=gradients(*pieces),
         means_added__=gradients(*pieces, by="rows"),
@@ -501,21 +509,27 @@ def check_pieces(module: ModuleType, lab: ModuleType, kept: list[int], rows: int
         rows_lost=gradients(*pieces[:-1], by=n),
         added_twice=gradients(*pieces, *pieces[:2], pieces[0], by=n),
     ).rstrip("_")
-    if all(gradient is None for gradient in reference):
+    if all(gradient is None for gradient in found_gradients):
         found = "no_backward"
     if found == "rows_lost" and len(x) % rows == 0:  # then no micro-batch is smaller
         found = "stopped_early"
-    if math.isnan(loss) or (reference[0] is not None and reference[0].isnan().any()):
+    if math.isnan(loss) or (
+        found_gradients[0] is not None and found_gradients[0].isnan().any()
+    ):
         found = "padding_alone"
     require(found == "right", "loss or gradients are not those of the whole batch", found)
-    late = any(not graded for _, graded in seen[1:])
-    require(not late, "the second forward came before the first backward", "backward_late")
-    each = lab.predict(4, 8, 3, 4).activations
+    is_late = any(not has_gradient for _, has_gradient in seen[1:])
+    require(
+        not is_late,
+        "the second forward pass came before the first backward pass",
+        "backward_late",
+    )
+    each = reference.predict(4, 8, 3, 4).activations
     what = f"the peak is {memory.peak:,} bytes, and {needed.peak:,} are enough for {rows} rows"
     require(memory.peak < needed.peak + each / 2, what, "backward_late")
     graph = getattr(loss, "requires_grad", False)
     require(not graph, "the loss that accumulate returns has a graph", "loss_returned")
-    true = part(small(lab, 0.0), whole, n).item()
+    true = part(small_model(reference, 0.0), whole, n).item()
     what = f"the loss returned is {float(loss):.4f}, not {true:.4f}"
     require(allclose(float(loss), true), what, "loss_returned")
 
@@ -523,13 +537,15 @@ def check_pieces(module: ModuleType, lab: ModuleType, kept: list[int], rows: int
 # --- step 6 -------------------------------------------------------------------------------
 
 
-def run_chain(lab: ModuleType, run: Callable, dropout: float) -> tuple[Any, list, bool]:
-    """Run three blocks. Return the output, the gradients, and whether backward has left the
-    state of the random generator unchanged. The input of the first block is not a leaf.
+def run_chain(reference: ModuleType, run: Callable, dropout: float) -> tuple[Any, list, bool]:
+    """Run three blocks, and return the output, the gradients, and a boolean.
+
+    The boolean is True if backward has not changed the state of the random generator. The input
+    of the first block is not a leaf.
     """
-    model = small(lab, dropout)
+    model = small_model(reference, dropout)
     for p in model.parameters():
-        p.grad = torch.ones_like(p)  # of an earlier micro-batch
+        p.grad = torch.ones_like(p)  # as if from an earlier micro-batch
     x = rows_of(6, width=8)[0].requires_grad_()
     torch.manual_seed(9)
     y = 2 * x
@@ -537,14 +553,14 @@ def run_chain(lab: ModuleType, run: Callable, dropout: float) -> tuple[Any, list
         y = run(block, y)
     state = torch.get_rng_state()
     (y * y.detach().cos()).sum().backward()
-    kept = torch.equal(state, torch.get_rng_state())
-    return y, [x.grad, *(p.grad for p in model.blocks.parameters())], kept
+    is_restored = torch.equal(state, torch.get_rng_state())
+    return y, [x.grad, *(p.grad for p in model.blocks.parameters())], is_restored
 
 
-def held_by(lab: ModuleType, run: Callable) -> int:
+def saved_bytes(reference: ModuleType, run: Callable) -> int:
     """Return the bytes in use between forward and backward, without the parameters."""
-    with lab.Memory("cpu") as memory:
-        model, x = small(lab), torch.randn(50, 8, requires_grad=True)
+    with reference.Memory("cpu") as memory:
+        model, x = small_model(reference), torch.randn(50, 8, requires_grad=True)
         y, before = 2 * x, memory.used
         for block in model.blocks:
             y = run(block, y)
@@ -563,31 +579,34 @@ def held_by(lab: ModuleType, run: Callable) -> int:
         "'NoneType' object has no attribute 'device'|not NoneType": "returned",
     },
 )  # fmt: skip
-def checkpoint(module, lab, lesson):
-    run, names = module.Checkpoint.apply, set(vars(module.Checkpoint))
-    held, plainly, enough = held_by(lab, run), held_by(lab, lab.plain), 3 * 50 * 8 * 4
-    what = f"{held:,} bytes are saved for backward; {enough:,} are enough, and without a "
-    what += f"checkpoint it is {plainly:,}"
-    require(held < (enough + plainly) / 2, what, "recorded")
-    require(held < 2 * enough, what, "kept_twice")
-    new = ", ".join(sorted(set(vars(module.Checkpoint)) - names))
+def checkpoint(submission, reference, lesson):
+    run, names = submission.Checkpoint.apply, set(vars(submission.Checkpoint))
+    saved, without = saved_bytes(reference, run), saved_bytes(reference, reference.plain)
+    enough = 3 * 50 * 8 * 4
+    what = f"{saved:,} bytes are saved for backward; {enough:,} are enough, and without a "
+    what += f"checkpoint {without:,} bytes are saved"
+    require(saved < (enough + without) / 2, what, "recorded")
+    require(saved < 2 * enough, what, "kept_twice")
+    new = ", ".join(sorted(set(vars(submission.Checkpoint)) - names))
     require(not new, f"forward sets attributes of the class Checkpoint: {new}", "class_state")
 
     leaf = torch.randn(6, 8, requires_grad=True)
-    block, x = lab.Block(8, 0.0), 2 * leaf
+    block, x = reference.Block(8, 0.0), 2 * leaf
     (gradient,) = torch.autograd.grad(run(block, x).sum(), x, allow_unused=True)
-    what = "backward of the block reached what was computed before it"
+    what = "backward of the block also ran backward of the computation before the block"
     require(leaf.grad is None, what, "cut_off")
-    require(gradient is not None, "no gradient for the input comes back", "input_gradient")
+    require(
+        gradient is not None, "backward returns no gradient for the input", "input_gradient"
+    )
     for dropout in (0.0, 0.5):
-        y, gradients, kept = run_chain(lab, run, dropout)
-        true_y, true, _ = run_chain(lab, lab.plain, dropout)
+        y, gradients, is_restored = run_chain(reference, run, dropout)
+        true_y, true, _ = run_chain(reference, reference.plain, dropout)
         hint = "forward_seeded" if dropout else "other"
         require(allclose(y, true_y), "the output is not that of the block", hint)
         if dropout:
             what = "with dropout, the gradients are not those without a checkpoint"
             require(allclose(gradients, true), what, "mask_again")
-            require(kept, "backward changed the state of the generator", "put_back")
+            require(is_restored, "backward changed the state of the generator", "put_back")
         elif not allclose(gradients, true):
             (first,) = torch.autograd.grad(run(block, x).sum(), x)
             (twice,) = torch.autograd.grad(2 * run(block, x).sum(), x)
@@ -597,27 +616,29 @@ def checkpoint(module, lab, lesson):
             raise Wrong("the gradients are not those without a checkpoint", hint)
         yield "with dropout, too" if dropout else "without dropout, gradients as plain"
 
-    with lab.Memory("cpu") as memory:
+    with reference.Memory("cpu") as memory:
         leaf = torch.randn(50, 8, requires_grad=True)
-        block, x = lab.Block(8), 2 * leaf
+        block, x = reference.Block(8), 2 * leaf
         size, y = x.nbytes, run(block, x)
         y.sum().backward()
         before = memory.used
         del x
     require(
-        memory.used <= before - size, "after backward the input is kept", "save_for_backward"
+        memory.used <= before - size,
+        "after backward, the input is still in memory",
+        "save_for_backward",
     )
     yield "the input is freed"
 
-    run = module.checkpoint_by_torch
-    held = held_by(lab, run)
-    what = f"checkpoint_by_torch saves {held:,} bytes, and {enough:,} are enough"
-    require(held < (enough + plainly) / 2, what, "torch_plain")
-    _, gradients, _ = run_chain(lab, run, 0.5)
+    run = submission.checkpoint_by_torch
+    saved = saved_bytes(reference, run)
+    what = f"checkpoint_by_torch saves {saved:,} bytes, and {enough:,} are enough"
+    require(saved < (enough + without) / 2, what, "torch_plain")
+    _, gradients, _ = run_chain(reference, run, 0.5)
     what = "checkpoint_by_torch: the gradients are not those without a checkpoint"
     require(allclose(gradients, true), what, "torch_mask")
-    y = run(lab.Block(8, 0.0), torch.randn(6, 8))
-    what = "checkpoint_by_torch: for an input without gradient, nothing is recorded"
+    y = run(reference.Block(8, 0.0), torch.randn(6, 8))
+    what = "checkpoint_by_torch records nothing if the input requires no gradient"
     require(y.requires_grad, what, "reentrant")
 
 
@@ -633,17 +654,21 @@ EARLY = ((20, 10, 3), (90, 10, 50), (30, 10, 5), (12, 4, 2))  # the peak is not 
     "predicted_peak choose",
     crashes=RETURNED | {"'NoneType' object is not subscriptable": "nothing_fits"},
 )  # fmt: skip
-def choice(module, lab, lesson):
-    all_units, early = ([lab.Unit(*unit) for unit in each] for each in (UNITS, EARLY))
+def choice(submission, reference, lesson):
+    all_units, early = ([reference.Unit(*unit) for unit in each] for each in (UNITS, EARLY))
     choices = [(all_units, c) for c in ((), (5,), (0, 2), (1, 3, 4), range(6), (2, 3, 5))]
     for units, chosen in [*choices, (early, (1, 3)), (early, (0, 1, 2))]:
-        found, true = module.predicted_peak(units, chosen), lab.predicted_peak(units, chosen)
-        left = [u.input if i in chosen else u.saved for i, u in enumerate(units)]
-        whole = [sum(left[:i]) + u.saved for i, u in enumerate(units)]  # as backward reaches i
+        found, true = (
+            submission.predicted_peak(units, chosen),
+            reference.predicted_peak(units, chosen),
+        )
+        stored = [u.input if i in chosen else u.saved for i, u in enumerate(units)]
+        # bytes when backward begins with unit i
+        whole = [sum(stored[:i]) + u.saved for i, u in enumerate(units)]
         again = max((units[i].saved - units[i].input for i in chosen), default=0)
         mistakes = {
-            "computed_again": sum(left),
-            "freed_already": sum(left) + again,
+            "computed_again": sum(stored),
+            "freed_already": sum(stored) + again,
             "not_largest": whole[-1],
             "left_behind": [
                 max(u.saved + sum((b.input, b.saved)[which(j)] for j, b in enumerate(units[:i]))
@@ -659,19 +684,22 @@ def choice(module, lab, lesson):
         what = f"with {set(chosen) or 'no unit'} checkpointed, the peak is {found}, not {true}"
         require(found is not None, "predicted_peak returns None", "returned")
         require(found == true, what, matching_hint(found, mistakes))
-    found, true = module.predicted_peak(early, iter((1, 2))), lab.predicted_peak(early, (1, 2))
+    found, true = (
+        submission.predicted_peak(early, iter((1, 2))),
+        reference.predicted_peak(early, (1, 2)),
+    )
     what = f"with an iterator over 1 and 2 as `chosen`, the peak is {found}, not {true}"
     require(found == true, what, "chosen_once")
     yield "predicted_peak"
-    module.predicted_peak = lab.predicted_peak
+    submission.predicted_peak = reference.predicted_peak
     units = all_units
     cases = [(units, budget) for budget in (300, 250, 214, 190, 160, 130, 115, 105, 60, 40)]
     cases += [(units[:3], 100), (units[::-1], 170), (early, 110), (early, 100), (early, 200)]
     for some, budget in cases:
-        true, what = lab.choose(some, budget), f"budget {budget} for {len(some)} units: "
+        true, what = reference.choose(some, budget), f"budget {budget} for {len(some)} units: "
         try:
-            found = module.choose(some, budget)
-        except lab.OutOfMemory as error:
+            found = submission.choose(some, budget)
+        except reference.OutOfMemory as error:
             require(true is not None, f"{what}choose raises OutOfMemory", "nothing_fits")
             raise Wrong(f"{what}choose raises OutOfMemory, but {true} fits", "other") from error
         what += repr(found)
@@ -680,16 +708,16 @@ def choice(module, lab, lesson):
             continue
         name = true or "the empty set"
         require(
-            found is not None, f"{what}, though {name} fits", "other" if true else "empty_set"
+            found is not None, f"{what}, although {name} fits", "other" if true else "empty_set"
         )
         numbers = list(found) if isinstance(found, Iterable) else [found]
         good = all(type(each) is int and 0 <= each < len(some) for each in numbers)
         require(good and len(set(numbers)) == len(numbers), what, "choose_kind")
-        lower = [each - 1 for each in numbers]
-        require(not (lower and min(lower) >= 0 and set(lower) == true), what, "choose_kind")
-        require(lab.predicted_peak(some, found) <= budget, what, "does_not_fit")
+        from_0 = [each - 1 for each in numbers]  # if the learner counts from 1
+        require(not (from_0 and min(from_0) >= 0 and set(from_0) == true), what, "choose_kind")
+        require(reference.predicted_peak(some, found) <= budget, what, "does_not_fit")
         cost, least = (sum(some[i].flops for i in which) for which in (found, true))
-        hint = "exact_fit" if lab.predicted_peak(some, true) == budget else "too_dear"
+        hint = "exact_fit" if reference.predicted_peak(some, true) == budget else "too_dear"
         what = f"{what} costs {cost} FLOPs, and {name} costs {least}"
         if not true and cost == min(unit.flops for unit in some):
             hint = "empty_set"  # the best of all other sets
@@ -699,8 +727,8 @@ def choice(module, lab, lesson):
 # --- step 8 -------------------------------------------------------------------------------
 
 
-def block_of(address: int, size: int, asked: int, state: str) -> dict:
-    block = {"address": address, "size": size, "requested_size": asked, "state": state}
+def block_of(address: int, size: int, requested: int, state: str) -> dict:
+    block = {"address": address, "size": size, "requested_size": requested, "state": state}
     return block | {"frames": []}
 
 
@@ -711,13 +739,13 @@ def segment_of(address: int, kind: str, *blocks: tuple[int, int, str]) -> dict:
     """
     made, sizes = [], {"a": 0, "p": 0, "i": 0}
     states = {"a": "active_allocated", "p": "active_pending_free", "i": "inactive"}
-    for size, asked, state in blocks:
-        made.append(block_of(address + sum(sizes.values()), size, asked, states[state]))
+    for size, requested, state in blocks:
+        made.append(block_of(address + sum(sizes.values()), size, requested, states[state]))
         sizes[state] += size
     return {
         "device": 0, "address": address, "total_size": sum(sizes.values()), "stream": 0,
         "allocated_size": sizes["a"], "active_size": sizes["a"] + sizes["p"],
-        "requested_size": sum(asked for _, asked, state in blocks if state != "i"),
+        "requested_size": sum(requested for _, requested, state in blocks if state != "i"),
         "segment_type": kind, "segment_pool_id": (0, 0), "is_expandable": False,
         "frames": [], "blocks": made,
     }  # fmt: skip
@@ -736,13 +764,16 @@ FULL = segment_of(0x7F00_0200_0000, "small", (2048 * KIB, 2_000_000, "a"))
 
 
 def device_trace(*entries: tuple[str, int | None, int, str]) -> list[dict]:
-    """Return the history of a device from (action, addr, size, maker). An oom has no addr."""
+    """Return the history of a device. Each entry is (action, address, size, maker).
+
+    The action "oom" has no address.
+    """
     history = []
-    for time, (action, addr, size, who) in enumerate(entries):
-        frame = {"filename": "train.py", "line": 7, "name": who}
+    for time, (action, addr, size, maker) in enumerate(entries):
+        frame = {"filename": "train.py", "line": 7, "name": maker}
         entry = {"action": action, "size": size, "stream": 0, "time_us": time}
         place = {"addr": addr} if addr is not None else {"device_free": 9}
-        history.append(entry | place | {"pool_id": (0, 0), "frames": [frame] * bool(who)})
+        history.append(entry | place | {"pool_id": (0, 0), "frames": [frame] * bool(maker)})
     return history
 
 
@@ -776,7 +807,7 @@ TRACE = (  # names and bytes; 0 bytes mean that the tensor is freed
         "Path' object has no attribute|NoneType' object has no attribute 'save'": "no_trace",
     },
 )  # fmt: skip
-def allocator(module, lab, lesson):
+def allocator(submission, reference, lesson):
     for segments in ([SMALL, LARGE], [FULL, SMALL], [FULL]):
         blocks = [block for segment in segments for block in segment["blocks"]]
 
@@ -784,10 +815,10 @@ def allocator(module, lab, lesson):
             return sum(block[key] for block in blocks if block["state"] in states)
 
         active = "active_allocated", "active_pending_free"
-        true, found = lab.account(segments), module.account(segments)
+        true, found = reference.account(segments), submission.account(segments)
         requested, allocated, reserved, largest = found
-        ordered = sorted(found) != sorted(true) or tuple(found) == true
-        require(ordered, f"account returns {tuple(found)}, not {tuple(true)}", "account_order")
+        in_order = sorted(found) != sorted(true) or tuple(found) == true
+        require(in_order, f"account returns {tuple(found)}, not {tuple(true)}", "account_order")
         what = "; ".join(
             f"{b['size']:,} bytes, {b['requested_size']:,} requested, {b['state']}"
             for b in blocks
@@ -797,7 +828,9 @@ def allocator(module, lab, lesson):
             "pending": total("requested_size", active[0]),
             "rounded": total("size", *active),
         })  # fmt: skip
-        what = f"{{}}: account says {{:,}} bytes, not {{:,}}, of these blocks: {what}".format
+        what = (
+            f"{{}}: account returns {{:,}} bytes, not {{:,}}, for these blocks: {what}".format
+        )
         require(requested == true.requested, what("requested", requested, true.requested), hint)
         hint = matching_hint(allocated, {
             "pending": total("size", *active), "rounded": total("requested_size", active[0])
@@ -821,14 +854,14 @@ def allocator(module, lab, lesson):
         require(largest == true.largest, what("free in one piece", largest, true.largest), hint)
     yield "account"
 
-    found = module.at_peak(HISTORY)
+    found = submission.at_peak(HISTORY)
     require(found is not None, "at_peak returns None", "returned")
     kinds = tuple, list
     good = isinstance(found, kinds) and len(found) == 3 and isinstance(found[1], kinds)
     good = good and all(isinstance(each, kinds) and len(each) == 2 for each in found[1])
     require(good, f"at_peak returns {show(found)}", "peak_kind")
     size, owners, last = found
-    true = lab.at_peak(HISTORY)
+    true = reference.at_peak(HISTORY)
     ever = sum(entry["size"] for entry in HISTORY if entry["action"] == "alloc")
     what = f"at the peak {size} bytes are in use, not {true.size}"
     hint = matching_hint(size, {"free_requested": 900, "held_ever": ever, "unknown_free": 0})
@@ -836,12 +869,17 @@ def allocator(module, lab, lesson):
     owners, sizes = [tuple(each) for each in owners], dict(owners)
     what = f"at the peak, the makers and their bytes are {owners}, not {true.owners}"
     bytes_owned = sum(size for _, size in owners)
-    late = bytes_owned > len(HISTORY) and set(sizes) != set(dict(true.owners))  # not counted
-    late = late and set(sizes) <= {lab.maker(entry) for entry in HISTORY}
-    require(not any("warm" in str(who) for who in sizes), what, "held_freed")
-    require(sizes == dict(true.owners), what, "held_late" if late else "held_order")
+    # the sizes are bytes, and not numbers of tensors, but the makers are wrong
+    is_late = bytes_owned > len(HISTORY) and set(sizes) != set(dict(true.owners))
+    is_late = is_late and set(sizes) <= {reference.maker(entry) for entry in HISTORY}
+    require(not any("warm" in str(maker) for maker in sizes), what, "held_freed")
+    require(sizes == dict(true.owners), what, "held_late" if is_late else "held_order")
     require(owners == true.owners, what, "held_order")
-    require(last == true.last, f"{last} reached the peak, not {true.last}", "last_maker")
+    require(
+        last == true.last,
+        f"the last maker before the peak is {last}, not {true.last}",
+        "last_maker",
+    )
     yield "at_peak"
 
     calls: list[int] = []
@@ -849,30 +887,30 @@ def allocator(module, lab, lesson):
     def run() -> None:
         calls.append(1)
         x = torch.ones(1000)
-        kept = [x * 2, x + 1]
+        tensors = [x * 2, x + 1]
         del x
-        kept.append(kept[0].exp())
+        tensors.append(tensors[0].exp())
 
     with tempfile.TemporaryDirectory() as folder:
-        paths = [Path(folder, name) for name in ("theirs.json", "ours.json")]
-        module.profile_memory(run, paths[0])
-        require(paths[0].is_file(), "profile_memory leaves no trace", "no_trace")
+        paths = [Path(folder, name) for name in ("submission.json", "reference.json")]
+        submission.profile_memory(run, paths[0])
+        require(paths[0].is_file(), "profile_memory writes no trace", "no_trace")
         require(len(calls) == 1, f"run was called {len(calls)} times", "run_outside")
-        lab.profile_memory(run, paths[1])
+        reference.profile_memory(run, paths[1])
         operators = "aten::exp" in paths[0].read_text()
         require(operators, "the trace has no operators of run", "run_outside")
-        histories = list(map(lab.as_history, paths))
+        histories = list(map(reference.as_history, paths))
     require(histories[0], "the trace has no allocation", "no_memory")
-    found, true = map(lab.at_peak, histories)
-    require(found == true, f"the trace has its peak at {found}, not {true}", "other")
+    found, true = map(reference.at_peak, histories)
+    require(found == true, f"the peak in the trace is {found}, not {true}", "other")
     yield "profile_memory"
 
-    trace = [lab.Event(*event) for event in TRACE]
-    found = module.long_lived_first(given := list(trace))
+    trace = [reference.Event(*event) for event in TRACE]
+    found = submission.long_lived_first(given := list(trace))
     require(found is not None, "long_lived_first returns None", "returned")
     what = "long_lived_first changes the trace that it gets"
     require(given == trace, what, "trace_changed")
     what = "the new trace is " + ", ".join(f"{e.name} {e.size}" for e in found)
     require(sorted(found) == sorted(trace), what, "events_lost")
     require(all(each.name.endswith("keep") for each in found[:6]), what, "not_first")
-    require(list(found) == list(lab.long_lived_first(trace)), what, "order_kept")
+    require(list(found) == list(reference.long_lived_first(trace)), what, "order_kept")

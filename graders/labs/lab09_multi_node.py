@@ -1,9 +1,9 @@
-"""The steps of lab 09: what each must do, how that is measured, and the hint for each symptom.
+"""Grade lab 09: test each step, and choose the hint that fits the mistake.
 
-No cluster is built here. Most steps of this lab are commands and formulas: they are compared
-for several clusters, some of which no machine on a desk could be. Where a number is wrong, it
-is compared with what the common mistakes give, and the one that it equals names the hint. The
-steps that send run in groups of processes, whose calls are noted.
+The grader needs no cluster. Commands and formulas are compared with those of the finished lab
+for several clusters. If a number is wrong, it is compared with the numbers that common mistakes
+give. If it equals one of these, this mistake determines the hint. Steps that send data run in
+groups of processes, whose calls are recorded.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ CLUSTERS = ((0, 2, 4, "alpha", 29500), (1, 2, 4, "alpha", 29500), (2, 5, 8, "bet
 
 
 def options_of(words: Any) -> dict[str, str]:
-    """The options by name, with dashes; raises `Wrong` for what torchrun does not know."""
+    """Return the options by name, with dashes. Raise `Wrong` for an unknown torchrun option."""
     from torch.distributed.run import get_args_parser
 
     actions = get_args_parser()._actions
@@ -44,14 +44,14 @@ def options_of(words: Any) -> dict[str, str]:
     for word in words:
         what = f"one element of the {kind} has the type {type(word).__name__}"
         require(isinstance(word, str), what, "words_kind")
-    options, rest = {}, list(words)
-    while rest:
-        name, equals, value = rest.pop(0).partition("=")
-        alone = name.startswith("--") and " " not in name
-        require(alone, f"one element of the {kind} is {name!r}", "words_kind")
+    options, remaining = {}, list(words)
+    while remaining:
+        name, equals, value = remaining.pop(0).partition("=")
+        is_option = name.startswith("--") and " " not in name
+        require(is_option, f"one element of the {kind} is {name!r}", "words_kind")
         require(name in known, f"one option is {name}", "not_an_option")
-        if not equals and known[name] != 0 and rest:
-            value = rest.pop(0)
+        if not equals and known[name] != 0 and remaining:
+            value = remaining.pop(0)
         options[name[2:].replace("_", "-")] = value
     return options
 
@@ -68,17 +68,17 @@ def static(submission, reference, lesson):
         what = f"on node {node} of {nodes} with {ranks} ranks each, the options are "
         what += " ".join(words)
         require("standalone" not in options, what, "standalone")
-        static = options.pop("rdzv-backend", "static") == "static"
-        elastic = any(name.startswith("rdzv") for name in options)
-        require(static and not elastic, what, "static_elastic")
+        is_static = options.pop("rdzv-backend", "static") == "static"
+        is_elastic = any(name.startswith("rdzv") for name in options)
+        require(is_static and not is_elastic, what, "static_elastic")
         require(options.get("nnodes") in (f"{nodes}", f"{nodes}:{nodes}"), what, "nnodes")
         require(options.get("nproc-per-node") == f"{ranks}", what, "nproc")
         number = options.get("node-rank", "0")
-        of_rank = number == f"{node * ranks}"
-        require(number == f"{node}", what, "node_rank_of_rank" if of_rank else "node_rank")
+        is_rank = number == f"{node * ranks}"
+        require(number == f"{node}", what, "node_rank_of_rank" if is_rank else "node_rank")
         address = options.get("master-addr", "127.0.0.1")
-        local = address in ("localhost", "127.0.0.1")
-        require(address == master, what, "master_localhost" if local else "master")
+        is_local = address in ("localhost", "127.0.0.1")
+        require(address == master, what, "master_localhost" if is_local else "master")
         require(options.get("master-port") == f"{port}", what, "port")
 
 
@@ -107,44 +107,44 @@ def sockets(submission, reference, lesson):
         networks = {
             name: ipaddress.ip_interface(each).network for name, each in machine.items()
         }
-        leads = [name for name in networks if ipaddress.ip_address(peer) in networks[name]]
+        matches = [name for name in networks if ipaddress.ip_address(peer) in networks[name]]
         error = ""
         try:
             value = submission.socket_variables(dict(machine), peer)
             found = dict(value) if isinstance(value, dict) else repr(value)
         except LookupError:
             found = "LookupError"
-        except Exception as failure:  # max() or next() of nothing, say
-            if leads:
+        except Exception as failure:  # for example of max() or next() without an element
+            if matches:
                 raise
             found = error = f"{type(failure).__name__}: {failure}"
-        there = ", ".join(f"{name} {address}" for name, address in machine.items())
-        what = f"the interfaces are {there}, and the peer is {peer}: the function "
-        raised = not isinstance(found, dict) and found in ("LookupError", error)
-        what += f"raises {found}" if raised else f"returns {found}"
-        if not leads:
+        interfaces = ", ".join(f"{name} {address}" for name, address in machine.items())
+        what = f"the interfaces are {interfaces}, and the peer is {peer}; the function "
+        has_raised = not isinstance(found, dict) and found in ("LookupError", error)
+        what += f"raises {found}" if has_raised else f"returns {found}"
+        if not matches:
             require(found == "LookupError", what, "socket_lookup")
             continue
         require(found != "LookupError", what, "socket_leads")
         require(isinstance(found, dict), what, "socket_kind")
         names = [found.get(f"{library}_SOCKET_IFNAME") for library in ("GLOO", "NCCL")]
         require(None not in names, what, "socket_both")
-        true = max(leads, key=lambda name: networks[name].prefixlen)
+        true = max(matches, key=lambda name: networks[name].prefixlen)
         if {names[0], str(names[1]).lstrip("=")} != {true}:
-            one = names[1] if names[0] == true else names[0]
-            hint = socket_mistake(one, machine, peer, leads)
+            wrong = names[1] if names[0] == true else names[0]
+            hint = socket_mistake(wrong, machine, peer, matches)
             differ = hint != "socket_address" and true in {str(n).lstrip("=") for n in names}
             raise Wrong(what, "socket_same" if differ else hint)
-        yield f"{true} leads to {peer}"
+        yield f"both variables name {true} for the peer {peer}"
 
 
-def socket_mistake(name: str, machine: dict[str, str], peer: str, leads: list[str]) -> str:
-    """The hint for the choice of an interface that is not the right one."""
+def socket_mistake(name: str, machine: dict[str, str], peer: str, matches: list[str]) -> str:
+    """Return the hint for a wrong interface."""
     if any(name in (text, text.split("/")[0]) for text in machine.values()):
         return "socket_address"
     if name not in machine:
         return "socket_fixed"
-    if name in leads:
+    if name in matches:
         return "socket_longest"
     if machine[name].rpartition(".")[0] == peer.rpartition(".")[0]:
         return "socket_text"
@@ -157,16 +157,20 @@ def socket_mistake(name: str, machine: dict[str, str], peer: str, leads: list[st
 
 
 def groups_of(make_groups: Callable, nodes: int, ranks: int, rank: int) -> list:
-    """The groups that one rank makes, and those it returns; torch's fake ones."""
-    real, world, made = dist.new_group, nodes * ranks, []
+    """Return the groups that one rank creates, and the groups that it returns.
 
-    def note(*words: Any, **named: Any) -> Any:
-        members = named.get("ranks", words[0] if words else None)
-        if not named.get("use_local_synchronization"):  # then members alone call it
-            made.append(sorted(map(int, range(world) if members is None else members)))
+    The groups are fake process groups of torch, which need no other ranks.
+    """
+    real, world, created = dist.new_group, nodes * ranks, []
+
+    def record(*args: Any, **kwargs: Any) -> Any:
+        members = kwargs.get("ranks", args[0] if args else None)
+        # with use_local_synchronization, only the members call new_group
+        if not kwargs.get("use_local_synchronization"):
+            created.append(sorted(map(int, range(world) if members is None else members)))
         try:
             return real(members)
-        except (ValueError, RuntimeError):  # ranks that there are not
+        except (ValueError, RuntimeError):  # some of these ranks do not exist
             return dist.GroupMember.NON_GROUP_MEMBER
 
     variables = {"RANK": rank, "WORLD_SIZE": world, "GROUP_RANK": rank // ranks}
@@ -174,24 +178,24 @@ def groups_of(make_groups: Callable, nodes: int, ranks: int, rank: int) -> list:
     dist.init_process_group("fake", rank=rank, world_size=world, store=FakeStore())
     try:
         with (
-            mock.patch.object(dist, "new_group", note),
-            mock.patch.object(dist.distributed_c10d, "new_group", note),
+            mock.patch.object(dist, "new_group", record),
+            mock.patch.object(dist.distributed_c10d, "new_group", record),
             mock.patch.dict("os.environ", {key: str(n) for key, n in variables.items()}),
         ):
             returned = make_groups(nodes, ranks)
         pair = returned if isinstance(returned, (list, tuple)) else [returned]
-        there = [isinstance(each, dist.ProcessGroup) for each in pair]
-        other = [each is not dist.GroupMember.NON_GROUP_MEMBER for each in pair]
+        are_groups = [isinstance(each, dist.ProcessGroup) for each in pair]
+        are_members = [each is not dist.GroupMember.NON_GROUP_MEMBER for each in pair]
         kinds = ", ".join(type(each).__name__ for each in pair)
-        good = len(pair) == 2 and (any(there) or not all(other))
-        require(good, f"make_groups() returns this: {kinds}", "groups_pair")
-        kept = [
-            dist.get_process_group_ranks(each) if group else []
-            for each, group in zip(pair, there, strict=True)
+        good = len(pair) == 2 and (any(are_groups) or not all(are_members))
+        require(good, f"make_groups() returns {kinds}", "groups_pair")
+        returned_ranks = [
+            dist.get_process_group_ranks(each) if is_group else []
+            for each, is_group in zip(pair, are_groups, strict=True)
         ]
     finally:
         dist.destroy_process_group()
-    return [made, kept]
+    return [created, returned_ranks]
 
 
 @LAB.alone(
@@ -202,26 +206,26 @@ def groups_of(make_groups: Callable, nodes: int, ranks: int, rank: int) -> list:
 )  # fmt: skip
 def groups(submission, reference, lesson):
     for nodes, ranks in ((2, 3), (3, 2), (2, 2)):
-        at, everyone = f"with {nodes} nodes of {ranks} ranks", range(nodes * ranks)
-        of_ranks = [groups_of(submission.make_groups, nodes, ranks, rank) for rank in everyone]
+        at, all_ranks = f"with {nodes} nodes of {ranks} ranks", range(nodes * ranks)
+        of_ranks = [groups_of(submission.make_groups, nodes, ranks, rank) for rank in all_ranks]
         first, _ = of_ranks[0]
-        for rank, (made, kept) in enumerate(of_ranks):
-            what = f"{at}, rank 0 creates the groups {first}, but rank {rank} creates {made}"
-            require(made == first, what, "groups_by_all")
+        for rank, (created, returned) in enumerate(of_ranks):
+            what = f"{at}, rank 0 creates the groups {first}, but rank {rank} creates {created}"
+            require(created == first, what, "groups_by_all")
             true = [
-                [n for n in everyone if n // ranks == rank // ranks],
-                [n for n in everyone if n % ranks == rank % ranks],
+                [n for n in all_ranks if n // ranks == rank // ranks],
+                [n for n in all_ranks if n % ranks == rank % ranks],
             ]
             hint = "groups_counts"
-            if kept == true[::-1]:
+            if returned == true[::-1]:
                 hint = "groups_swapped"
-            elif len(kept) == 2 and all(one in made for one in true):
+            elif len(returned) == 2 and all(group in created for group in true):
                 hint = "groups_kept"
-            elif kept[:1] == [[n for n in everyone if n % nodes == rank % nodes]]:
+            elif returned[:1] == [[n for n in all_ranks if n % nodes == rank % nodes]]:
                 hint = "groups_neighbours"
-            what = f"{at}, rank {rank} returns the groups {kept}, and not {true}"
-            require(kept == true, what, hint)
-        yield f"{at}, the inner and the outer group of every rank"
+            what = f"{at}, rank {rank} returns the groups {returned}, and not {true}"
+            require(returned == true, what, hint)
+        yield f"{at}, the inner and the outer group of every rank are right"
 
 
 # --- step 4 -------------------------------------------------------------------------------
@@ -256,7 +260,7 @@ def crossing(submission, reference, lesson):
             what = f"for {size:,.0f} bytes and {nodes} nodes with {ranks} ranks each, "
             what += f"{name} returns {found:,.0f}"
             require(isclose(found, true, 1e-9), what, matching_hint(found, known))
-        yield f"{name} for {len(SIZES)} clusters"
+        yield f"{name} is right for {len(SIZES)} clusters"
 
 
 # --- step 5 -------------------------------------------------------------------------------
@@ -274,16 +278,16 @@ FUNCTIONAL = (
 
 
 @contextlib.contextmanager
-def noted(calls: list) -> Iterator[None]:
-    """A context in which each collective notes its name, its numbers, ranks, dtype and work.
+def record_collectives(calls: list) -> Iterator[None]:
+    """Record the name, the number of elements, the ranks and the dtype of each collective.
 
-    Those are noted that the learner calls. `work` is what an asynchronous call returned.
+    Collectives that are called inside of other collectives are not recorded.
     """
-    inside: list[str] = []
+    running: list[str] = []
 
-    def noting(name: str, real: Callable) -> Callable:
+    def recording(name: str, real: Callable) -> Callable:
         def call(*args: Any, **kwargs: Any) -> Any:
-            if inside:
+            if running:
                 return real(*args, **kwargs)
             given = tree_leaves((args, kwargs))
             tensors = [each for each in given if isinstance(each, torch.Tensor)]
@@ -291,19 +295,19 @@ def noted(calls: list) -> Iterator[None]:
             numbers = max((t.numel() for t in tensors), default=0)
             dtype = str(tensors[0].dtype).removeprefix("torch.") if tensors else ""
             calls.append([name, numbers, dist.get_process_group_ranks(group), dtype])
-            inside.append(name)
+            running.append(name)
             try:
                 return real(*args, **kwargs)
             finally:
-                inside.pop()
+                running.pop()
 
         return call
 
     with contextlib.ExitStack() as stack:
-        for place, names in ((dist, COLLECTIVES), (functional, FUNCTIONAL)):
-            for name in [name for name in names.split() if hasattr(place, name)]:
-                noting_it = noting(name, getattr(place, name))
-                stack.enter_context(mock.patch.object(place, name, noting_it))
+        for module, names in ((dist, COLLECTIVES), (functional, FUNCTIONAL)):
+            for name in [name for name in names.split() if hasattr(module, name)]:
+                patched = recording(name, getattr(module, name))
+                stack.enter_context(mock.patch.object(module, name, patched))
         yield
 
 
@@ -321,8 +325,8 @@ def hierarchical(submission, reference, lesson):
         values = [
             torch.arange(LENGTH, dtype=torch.float64) + 10.0**r for r in range(lesson.world)
         ]
-        tensor, calls, begun = values[rank].clone(), [], len(lesson.calls)
-        with noted(calls):
+        tensor, calls, start = values[rank].clone(), [], len(lesson.calls)
+        with record_collectives(calls):
             submission.hierarchical_all_reduce(tensor, inner, outer)
         node_sum, total = sum(values[rank // k * k :][:k]), sum(values)
         mine = slice(rank % k * (LENGTH // k), (rank % k + 1) * (LENGTH // k))
@@ -336,8 +340,8 @@ def hierarchical(submission, reference, lesson):
         }
         lesson.fact(f"outcome {nodes}", next(name for name, fits in outcomes.items() if fits))
         lesson.fact(f"calls {nodes}", calls)
-        made = lesson.calls[begun:]
-        reduced = [c for c in made if c.asynchronous and c.name == "all_reduce"]
+        started = [c for c in lesson.calls[start:] if c.asynchronous]
+        reduced = [call for call in started if call.name == "all_reduce"]
         lesson.fact(f"waited {nodes}", all(call.returned for call in reduced))
 
 
@@ -357,7 +361,7 @@ OUTCOMES = {
 
 
 def judge_hierarchical(group: Group, nodes: int) -> Judge:
-    """The result and the traffic on a cluster of so many nodes."""
+    """Judge the result and the traffic on a cluster with this number of nodes."""
     k = group.world // nodes
     hints = {"inside": "inside_only", "twice": "twice", "own piece": "no_gather"}
     shown = "; ".join(
@@ -377,9 +381,9 @@ def judge_hierarchical(group: Group, nodes: int) -> Judge:
         [call for call in calls if len({r // k for r in call[2]}) > 1]
         for calls in group.facts(f"calls {nodes}")
     ]
-    carriers = [str(rank) for rank, calls in enumerate(crossing) if calls]
-    what = f"only ranks {', '.join(carriers)} send to another node"
-    require(len(carriers) in (0, group.world), what, "leader")
+    senders = [str(rank) for rank, calls in enumerate(crossing) if calls]
+    what = f"only ranks {', '.join(senders)} send to another node"
+    require(len(senders) in (0, group.world), what, "leader")
     for name, numbers, ranks, _ in itertools.chain(*crossing):
         what = f"{name} of {numbers} of the {LENGTH} numbers was called over ranks {ranks}, "
         what += "which are on different nodes"
@@ -410,33 +414,33 @@ def traffic_mistakes(
     axis: str, true: float, layers: int, hidden: int, tokens: int, width: int, tp: int, pp: int,
     dp: int,
 ) -> dict[str, float]:  # fmt: skip
-    """What the common mistakes give along this axis."""
-    activation, held = tokens * hidden * width, layers / pp
-    ways = {
+    """Return the bytes that common mistakes give along this axis, by hint."""
+    activation, own_layers = tokens * hidden * width, layers / pp
+    mistakes = {
         "tp": {
             "tp_forward": true / 2,
             "tp_layers": true * pp,
             "tp_pieces": true / tp,
-            "no_ring": 4 * held * activation,
+            "no_ring": 4 * own_layers * activation,
         },
         "pp": {
             "pp_forward": activation * (pp > 1),
             "pp_ends": 2 * activation if pp <= 2 else math.nan,
-            "pp_layers": true * held,
+            "pp_layers": true * own_layers,
             "pp_mean": 2 * (pp - 1) / pp * activation if pp > 2 else math.nan,
             "pp_whole": [true / tp, true / dp, true / tp / dp],
         },
         "dp": {
             "dp_whole": [true * tp * pp, true * tp, true * pp],
             "half_ring": true / 2,
-            "no_ring": 12 * hidden**2 * held / tp * width,
+            "no_ring": 12 * hidden**2 * own_layers / tp * width,
         },
     }
-    return ways[axis] | {"width": true / width}
+    return mistakes[axis] | {"width": true / width}
 
 
 def is_traffic(found: Any) -> bool:
-    """Whether it is a dict with a number for each axis."""
+    """Return whether `found` is a dict with a number for each axis."""
     fits = isinstance(found, dict) and set(found) == {"tp", "pp", "dp"}
     return fits and all(isinstance(value, (int, float)) for value in found.values())
 
@@ -471,7 +475,7 @@ def placement(submission, reference, lesson):
 
 
 class Bucket:
-    """A bucket as DDP gives it to a hook, over some ranks only."""
+    """A bucket with the methods that DDP's buckets have for hooks."""
 
     def __init__(self, flat: torch.Tensor):
         self.flat = flat
@@ -508,9 +512,9 @@ def hook(submission, reference, lesson):
         return
     rows = [torch.rand(300, generator=torch.Generator().manual_seed(r)) + 0.5 for r in (0, 1)]
     own = rows[lesson.rank]
-    with noted(calls):
+    with record_collectives(calls):
         future = submission.bf16_hook(pair, Bucket(own.clone()))
-    is_future = isinstance(future, torch._C.Future)  # that of the library, too
+    is_future = isinstance(future, torch._C.Future)  # the base class of torch's futures
     what = f"the hook returns an object of type {type(future).__name__}"
     require(is_future, what, "not_a_future")
     for call in lesson.calls:
@@ -525,12 +529,12 @@ def hook(submission, reference, lesson):
         require(dtype == "bfloat16", f"the hook sends {dtype}", hint)
     yield "the hook starts its all-reduce in bf16 and in its group, and does not wait"
     value = future.wait()
-    sole = isinstance(value, list) and len(value) == 1 and torch.is_tensor(value[0])
-    if sole and value[0].dtype == torch.bfloat16:
-        what = "the future is the one of the all-reduce, which has the sum in bf16"
+    is_list = isinstance(value, list) and len(value) == 1 and torch.is_tensor(value[0])
+    if is_list and value[0].dtype == torch.bfloat16:
+        what = "the hook returns the future of the all-reduce, whose value is the sum in bf16"
         raise Wrong(what, "not_divided")
-    kind = f"the value of the future has the type {type(value).__name__}"
-    require(torch.is_tensor(value), kind, "future_kind" if sole else "future_value")
+    what = f"the value of the future has the type {type(value).__name__}"
+    require(torch.is_tensor(value), what, "future_kind" if is_list else "future_value")
     ratio = value.float() / ((rows[0] + rows[1]) / 2)
     low, high = ratio.min().item(), ratio.max().item()
     what = f"on rank {lesson.rank}, the result is {low:.4f} to {high:.4f} times the mean"
@@ -559,8 +563,8 @@ def elastic(submission, reference, lesson):
         options = options_of(words)
         what = f"for {nodes} nodes with {ranks} ranks each, the options are {' '.join(words)}"
         require("standalone" not in options, what, "standalone")
-        numbered = {"node-rank", "master-addr", "master-port"} & set(options)
-        require(not numbered, what, "elastic_master")
+        static_options = {"node-rank", "master-addr", "master-port"} & set(options)
+        require(not static_options, what, "elastic_master")
         require("is_host" not in options.get("rdzv-conf", ""), what, "elastic_host")
         for name, value, hint in (
             ("nnodes", f"1:{nodes}", "elastic_range"),

@@ -67,16 +67,24 @@ def gpipe_step(
     return total, peak
 
 
-def start() -> torch.device:
-    """Join the process group: one accelerator per local rank where there are enough."""
+def init_distributed() -> torch.device:
+    """Join the process group: one accelerator per local rank where there are enough.
+
+    With NCCL_MULTI_RANK_GPU_ENABLE=1 (NCCL 2.30 or newer), several ranks share a GPU.
+    """
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
     local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
-    if torch.accelerator.device_count() < local_world or torch.backends.mps.is_available():
+    count = torch.accelerator.device_count()
+    shared = count > 0 and os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
+    if (count < local_world and not shared) or torch.backends.mps.is_available():
+        if count and torch.version.cuda and local_rank == 0:
+            advice = "NCCL_MULTI_RANK_GPU_ENABLE=1 lets ranks share a GPU (NCCL 2.30 or newer)"
+            print(f"{local_world} ranks use the CPU and gloo. {advice}", file=sys.stderr)
         dist.init_process_group("gloo")  # on the CPU; mps has no collectives
         return torch.device("cpu")
-    device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
-    torch.accelerator.set_device_index(local_rank)
+    device = torch.device(torch.accelerator.current_accelerator().type, local_rank % count)
+    torch.accelerator.set_device_index(device.index)
     dist.init_process_group(device_id=device)
     return device
 
@@ -84,7 +92,7 @@ def start() -> torch.device:
 def main() -> None:
     if LAYERS % int(os.environ.get("WORLD_SIZE", "1")):
         sys.exit(f"the number of ranks must divide {LAYERS} layers")
-    device = start()
+    device = init_distributed()
     rank, p = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)  # the same model and batch on every rank
     layers = [nn.Sequential(nn.Linear(HIDDEN, HIDDEN), nn.Tanh()) for _ in range(LAYERS)]

@@ -167,16 +167,24 @@ def bytes_on_rank(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[in
     return [sum(local(x).nbytes for x in group) for group in tensors]
 
 
-def start() -> torch.device:
-    """Join the process group: one accelerator per local rank where there are enough."""
+def init_distributed() -> torch.device:
+    """Join the process group: one accelerator per local rank where there are enough.
+
+    With NCCL_MULTI_RANK_GPU_ENABLE=1 (NCCL 2.30 or newer), several ranks share a GPU.
+    """
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
     local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
-    if torch.accelerator.device_count() < local_world or torch.backends.mps.is_available():
+    count = torch.accelerator.device_count()
+    shared = count > 0 and os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
+    if (count < local_world and not shared) or torch.backends.mps.is_available():
+        if count and torch.version.cuda and local_rank == 0:
+            advice = "NCCL_MULTI_RANK_GPU_ENABLE=1 lets ranks share a GPU (NCCL 2.30 or newer)"
+            print(f"{local_world} ranks use the CPU and gloo. {advice}", file=sys.stderr)
         dist.init_process_group("gloo")  # on the CPU; mps has no collectives
         return torch.device("cpu")
-    device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
-    torch.accelerator.set_device_index(local_rank)
+    device = torch.device(torch.accelerator.current_accelerator().type, local_rank % count)
+    torch.accelerator.set_device_index(device.index)
     dist.init_process_group(device_id=device)
     return device
 
@@ -186,7 +194,7 @@ def main() -> None:
         sys.exit(f"for even shards the number of ranks must divide {R}, the rows of A")
     if torch.__version__ < "2.12":
         sys.exit("fully_shard takes parameters of bytes since torch 2.12, and this is older")
-    device = start()
+    device = init_distributed()
     rank, n = dist.get_rank(), dist.get_world_size()
     mesh = init_device_mesh(device.type, (n,))
     torch.manual_seed(2)

@@ -23,7 +23,8 @@ from torch import nn
 logging.disable(logging.WARNING)  # DeepSpeed logs to stdout, with the date
 warnings.simplefilter("ignore")
 if torch.accelerator.device_count() < int(os.environ.get("LOCAL_WORLD_SIZE", "1")):
-    os.environ["DS_ACCELERATOR"] = "cpu"  # as start() does; DeepSpeed asks when imported
+    # DeepSpeed uses the GPU with the number LOCAL_RANK, so its ranks cannot share a GPU.
+    os.environ |= {"DS_ACCELERATOR": "cpu", "NCCL_MULTI_RANK_GPU_ENABLE": "0"}
 
 try:
     import deepspeed
@@ -82,16 +83,24 @@ def run_steps(width: int, offload: dict, device: torch.device, moved: dict[str, 
     return rows
 
 
-def start() -> torch.device:
-    """Join the process group: one accelerator per local rank where there are enough."""
+def init_distributed() -> torch.device:
+    """Join the process group: one accelerator per local rank where there are enough.
+
+    With NCCL_MULTI_RANK_GPU_ENABLE=1 (NCCL 2.30 or newer), several ranks share a GPU.
+    """
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
     local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
-    if torch.accelerator.device_count() < local_world or torch.backends.mps.is_available():
+    count = torch.accelerator.device_count()
+    shared = count > 0 and os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
+    if (count < local_world and not shared) or torch.backends.mps.is_available():
+        if count and torch.version.cuda and local_rank == 0:
+            advice = "NCCL_MULTI_RANK_GPU_ENABLE=1 lets ranks share a GPU (NCCL 2.30 or newer)"
+            print(f"{local_world} ranks use the CPU and gloo. {advice}", file=sys.stderr)
         dist.init_process_group("gloo")  # on the CPU; mps has no collectives
         return torch.device("cpu")
-    device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
-    torch.accelerator.set_device_index(local_rank)
+    device = torch.device(torch.accelerator.current_accelerator().type, local_rank % count)
+    torch.accelerator.set_device_index(device.index)
     dist.init_process_group(device_id=device)
     return device
 
@@ -101,7 +110,7 @@ def main() -> None:
         sys.exit("this program counts for one rank: torchrun --nproc-per-node=1 nvme_bytes.py")
     if not AsyncIOBuilder().is_compatible(verbose=False):
         sys.exit("this program needs libaio's headers (Debian: apt-get install libaio-dev)")
-    device = start()
+    device = init_distributed()
     torch.set_num_threads(1)
     moved = {"read": 0, "written": 0}
     count(moved)

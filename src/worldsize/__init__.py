@@ -1,10 +1,12 @@
-"""The package that runs, tests and builds the book. Each layer imports only layers below it.
+"""The package that runs, tests and builds the book.
 
-- ``worldsize.tools``      command-line tools: record on a GPU, try newer dependencies, compare
-- ``worldsize.testing``    the pytest plugin: collect, run, compare, record
-- ``worldsize.site``       the MkDocs plugin and the Markdown extension
-- ``worldsize.execution``  run commands, end their processes, check the host
-- ``worldsize.model``      programs, transcripts, pages
+Each layer imports only layers that are below it in this list:
+
+- ``worldsize.tools``: command-line tools, for example to record outputs on a GPU
+- ``worldsize.testing``: the pytest plugin, which runs programs and compares their outputs
+- ``worldsize.site``: the MkDocs plugin and the Markdown extension
+- ``worldsize.execution``: starts commands, ends their processes, and checks the host
+- ``worldsize.model``: programs, transcripts and pages as data
 
 ``testing`` and ``site`` do not import each other.
 """

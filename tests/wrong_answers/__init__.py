@@ -1,22 +1,23 @@
-"""Wrong answers: for each lab and each part of the assessment a table of mistakes.
+"""Wrong answers: a table of mistakes for each lab and each part of the assessment.
 
-An entry is the finished program with one mistake in it, the step that it spoils, and the hint
-that a learner who makes it must get:
+An entry contains a mistake in the finished program, the step that fails because of it, and the
+hint that the grader must print:
 
     wrong = Table("labs/lab02_ddp.py")
 
     wrong("average_not_divided", step=4, hint="not_divided",
           old="parameter.grad /= dist.get_world_size()", new="")
 
-`old` is a piece of the finished program and occurs in it once; `new` stands there instead. A
-mistake in several places has `edits=[(old, new), …]`. Without a hint it is no mistake but
-another right answer, and must pass. `make test` grades a third of the right answers and a
-seventh of the mistakes. An edit of the program or of its grader selects other ones. With
-`--every-answer`, all of them are graded, as on one Python of the workflow.
+`old` is a text that occurs exactly once in the finished program, and `new` is the text that
+replaces it. A mistake in several places has `edits=[(old, new), …]`. An entry without a hint is
+not a mistake but a different right answer, so its step must pass. `make test` grades a third of
+the right answers and a seventh of the mistakes. An edit of the program or of its grader selects
+other answers. With `--every-answer`, all answers are graded. CI does this with one version of
+Python.
 
-Text of several lines in triple quotes is written without its indentation: lines after the first
-stand in the program as far to the right as the line in which `old` begins. Where an answer is
-new code, `old=Body("HookDDP.start")` is all that this function does, without its docstring.
+Write a text of several lines in triple quotes, without the indentation that it has in the
+program. All lines after the first get the indentation of the line in which `old` begins.
+`old=Body("HookDDP.start")` replaces the whole body of this method, apart from its docstring.
 """
 
 from __future__ import annotations
@@ -46,14 +47,14 @@ ASSESSED = (
 )  # fmt: skip
 
 
-RIGHT, WRONG = 3, 7  # `make test` grades one in so many right and wrong answers
+RIGHT, WRONG = 3, 7  # `make test` grades 1/3 of the right answers and 1/7 of the wrong ones
 
 
-def in_turn(name: str, program: Path, cycle: int) -> bool:
-    """Whether something with this name is in the sample, which has one in `cycle` of all names.
+def is_sampled(name: str, program: Path, cycle: int) -> bool:
+    """Return whether a name belongs to the sample, which contains about 1/`cycle` of all names.
 
-    The texts of the finished program and its grader decide which part is the sample. A run with
-    the same texts has the same sample, and an edit selects another one.
+    The texts of the finished program and of its grader select the sample. Every run with the
+    same texts uses the same sample, and an edit selects a different one.
     """
     grader = ROOT / "graders" / program.relative_to(ROOT)
     return (_checksum(name) + _checksum_of(program) + _checksum_of(grader)) % cycle == 0
@@ -69,19 +70,19 @@ def _checksum(text: str) -> int:
 
 
 class Body(str):
-    """The name of a function or method all of whose body is replaced."""
+    """The name of a function or method whose whole body is replaced."""
 
 
 class Stale(Exception):
-    """What a wrong answer replaces does not occur once in the finished program."""
+    """The `old` of an edit does not occur exactly once in the finished program."""
 
 
 def edited(program: str, *edits: tuple[str, str]) -> str:
-    """The program with `new` in place of `old`, for each (old, new).
+    """Return the program after these edits, which replace each `old` by its `new`.
 
-    Raises `Stale` for an `old` that does not occur once.
+    Raise `Stale` if an `old` does not occur exactly once.
     """
-    places = sorted((*_place(program, _plain(old)), _plain(new)) for old, new in edits)
+    places = sorted((*_span(program, _dedented(old)), _dedented(new)) for old, new in edits)
     for start, end, new in reversed(places):
         line = program[program.rfind("\n", 0, start) + 1 : start]
         indent = re.match(" *", line)[0]
@@ -90,15 +91,15 @@ def edited(program: str, *edits: tuple[str, str]) -> str:
     return program
 
 
-def _plain(text: str) -> str:
-    """Text in triple quotes without its indentation and the line breaks at its ends."""
+def _dedented(text: str) -> str:
+    """Return a text in triple quotes without its indentation and its outer line breaks."""
     return textwrap.dedent(text).strip("\n") if text.startswith("\n") else text
 
 
-def _place(program: str, old: str) -> tuple[int, int]:
-    """Where `old` starts and ends in the program."""
+def _span(program: str, old: str) -> tuple[int, int]:
+    """Return the positions at which `old` starts and ends in the program."""
     if isinstance(old, Body):
-        return _body(program, old)
+        return _body_span(program, old)
     first, *rest = (re.escape(line) for line in old.split("\n"))
     pattern = f"(?P<old>{first})"
     if rest:
@@ -113,8 +114,8 @@ def _place(program: str, old: str) -> tuple[int, int]:
 _parsed = functools.lru_cache(maxsize=1)(ast.parse)
 
 
-def _body(program: str, name: str) -> tuple[int, int]:
-    """Where the body of a function starts and ends in the program, after its docstring."""
+def _body_span(program: str, name: str) -> tuple[int, int]:
+    """Return the start and the end of the body of a function, without its docstring."""
     node = _parsed(program)
     for part in name.split("."):
         found = [child for child in node.body if getattr(child, "name", "") == part]
@@ -125,7 +126,7 @@ def _body(program: str, name: str) -> tuple[int, int]:
     lines = program.splitlines(keepends=True)
 
     def position(line: int, column: int) -> int:
-        before = lines[line - 1].encode()[:column].decode()  # columns are counted in bytes
+        before = lines[line - 1].encode()[:column].decode()  # `ast` counts columns in bytes
         return sum(map(len, lines[: line - 1])) + len(before)
 
     first, last = statements[0], statements[-1]
@@ -137,7 +138,10 @@ def _body(program: str, name: str) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Answer:
-    """A wrong answer: the program it spoils, its name, the step, the hint it must get, if any."""
+    """A wrong answer, or a different right answer if `hint` is empty.
+
+    `reference` is the path of the finished program, and `step` is the step to grade.
+    """
 
     reference: Path
     name: str
@@ -147,19 +151,19 @@ class Answer:
 
     @property
     def sampled(self) -> bool:
-        """Whether `make test` grades it, without `--every-answer`."""
-        return in_turn(str(self), self.reference, WRONG if self.hint else RIGHT)
+        """Return whether `make test` grades this answer without the option `--every-answer`."""
+        return is_sampled(str(self), self.reference, WRONG if self.hint else RIGHT)
 
     def __str__(self) -> str:
         return f"{self.reference.stem}-step{self.step}-{self.name}"
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """The files of the repository on which its verdict depends."""
+        """Return the files and folders of the repository on which the verdict depends."""
         program = self.reference.relative_to(ROOT)
         folder, name = program.parent, program.stem
         table = name[:5] if folder.name == "labs" else name
-        if folder.name == "assessment":  # several are graded in one process
+        if folder.name == "assessment":  # one process grades answers to several programs
             return (*ASSESSED, f"tests/wrong_answers/{table}.py", *GRADING)
         return (
             str(program),
@@ -170,9 +174,9 @@ class Answer:
         )
 
     def program(self) -> str:
-        """The finished program with the mistake in it.
+        """Return the finished program with the mistake.
 
-        Raises `Stale`, which names table and entry, where an `old` does not occur once.
+        Raise `Stale`, with the names of the entry and the program, if an edit does not fit.
         """
         try:
             return edited(self.reference.read_text(), *self.edits)
@@ -182,7 +186,7 @@ class Answer:
 
 
 class Table(dict[str, Answer]):
-    """The wrong answers to a program, by name."""
+    """A table of the wrong answers to a program, by name."""
 
     def __init__(self, program: str) -> None:
         self.reference = ROOT / program
@@ -198,6 +202,8 @@ class Table(dict[str, Answer]):
         edits: list[tuple[str, str]] = (),
     ) -> None:
         """Add an entry, with either `old` and `new` or `edits`."""
-        assert name not in self, f"{self.reference.name} has two wrong answers {name}"
+        assert name not in self, (
+            f"{self.reference.name} has two wrong answers with the name {name}"
+        )
         edits = tuple(edits) if old is None else ((old, new),)
         self[name] = Answer(self.reference, name, step, hint, edits)

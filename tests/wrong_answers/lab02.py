@@ -1,7 +1,4 @@
-"""Wrong answers to labs/lab02_ddp.py, each with the hint that it must get.
-
-An entry without a hint is a right answer that is written in a different way.
-"""
+"""Wrong answers to labs/lab02_ddp.py."""
 
 # fmt: off
 from wrong_answers import Body, Table
@@ -11,15 +8,15 @@ wrong = Table("labs/lab02_ddp.py")
 # step 1
 
 wrong("start_cpu_always", step=1, hint="no_accelerator",
-      old=Body("start"), new='dist.init_process_group("gloo")\nreturn torch.device("cpu")')
-wrong("start_nccl", step=1, hint="no_gpu", old=Body("start"), new="""
+      old=Body("init_distributed"), new='dist.init_process_group("gloo")\nreturn torch.device("cpu")')
+wrong("start_nccl", step=1, hint="no_gpu", old=Body("init_distributed"), new="""
     dist.init_process_group("nccl")
     return torch.device("cuda", int(os.environ["LOCAL_RANK"]))
 """)
 wrong("start_no_device", step=1, hint="not_a_device",
-      old=Body("start"), new='dist.init_process_group("gloo")\nreturn "cpu"')
+      old=Body("init_distributed"), new='dist.init_process_group("gloo")\nreturn "cpu"')
 wrong("start_nothing", step=1, hint="not_joined",
-      old=Body("start"), new='return torch.device("cpu")')
+      old=Body("init_distributed"), new='return torch.device("cpu")')
 wrong("start_rank_for_local_rank", step=1, hint="device_index", edits=[
     ('local_rank, local_world = int(os.environ["LOCAL_RANK"])',
      'rank, local_world = int(os.environ["RANK"])'),
@@ -31,21 +28,21 @@ wrong("start_shares_a_device", step=1, hint="shared_device",
       old="() and torch.accelerator.device_count() >= local_world", new="()")
 
 wrong("start_returns_nothing", step=1, hint="start_none", old="return device\n# <<< solution", new="# <<< solution")
-wrong("right_start_device_mesh", step=1, old=Body("start"), new="""
+wrong("right_start_device_mesh", step=1, old=Body("init_distributed"), new="""
     kind = "cpu"
     if torch.accelerator.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]):
         kind = torch.accelerator.current_accelerator().type
     dist.init_device_mesh(kind, (int(os.environ["WORLD_SIZE"]),))
     return torch.device(kind) if kind == "cpu" else torch.device(kind, int(os.environ["LOCAL_RANK"]))
 """)
-wrong("right_start_imported_device_mesh", step=1, old=Body("start"), new="""
+wrong("right_start_imported_device_mesh", step=1, old=Body("init_distributed"), new="""
     from torch.distributed.device_mesh import init_device_mesh
 
     here = torch.cuda.is_available() and torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
     init_device_mesh("cuda" if here else "cpu", mesh_shape=(int(os.environ["WORLD_SIZE"]),))
     return torch.device("cuda", int(os.environ["LOCAL_RANK"])) if here else torch.device("cpu")
 """)
-wrong("right_start_explicit", step=1, old=Body("start"), new="""
+wrong("right_start_explicit", step=1, old=Body("init_distributed"), new="""
     local, local_world = (int(os.environ[name]) for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
     few = torch.cuda.device_count() < local_world
     device = torch.device("cpu" if few else f"cuda:{local}")
@@ -64,7 +61,7 @@ wrong("start_rank_modulo_devices", step=1, hint="device_index", edits=[
    "local_rank = int(os.environ['RANK']) % torch.accelerator.device_count()\ndevice = torch.device(torch.accelerator.current_accelerator().type, local_rank)\ntorch.accelerator.set_device_index(local_rank)")])
 wrong("start_passes_local_ranks", step=1, hint="not_joined", old='    dist.init_process_group("gloo")\nreturn device', new='    dist.init_process_group("gloo", rank=local_rank, world_size=local_world)\nreturn device')
 wrong("start_gloo_on_gpus", step=1, hint="gloo_on_gpu", old='torch.accelerator.set_device_index(local_rank)\ndist.init_process_group(device_id=device)', new='torch.accelerator.set_device_index(local_rank)\ndist.init_process_group("gloo")')
-wrong("start_nccl_on_the_cpu", step=1, hint="no_gpu", old=Body("start"), new="""
+wrong("start_nccl_on_the_cpu", step=1, hint="no_gpu", old=Body("init_distributed"), new="""
     local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
     dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
     if torch.cuda.device_count() >= local_world:
@@ -1105,7 +1102,7 @@ wrong("torch_averages_again", step=8, hint="averaged_again", old=Body("accumulat
     average_gradients(ddp.module)
 """)
 
-# steps 1 to 8, found later
+# more answers to steps 1 to 8
 
 wrong("start_sets_the_rank", step=1, hint="device_index", old="torch.accelerator.set_device_index(local_rank)",
       new="torch.accelerator.set_device_index(int(os.environ['RANK']))")
@@ -1134,7 +1131,7 @@ wrong("buckets_launch_all_at_the_end", step=6, hint="launched_late", old=Body("B
 """)
 wrong("torch_sends_no_model", step=8, hint="not_sent_by_torch", old="    gradient_as_bucket_view=True,\n)", new="    gradient_as_bucket_view=True,\n    init_sync=False,\n)")
 
-# all steps
+# more mistakes in all steps
 
 wrong("hash_of_a_text", step=2, hint="unseeded",
       old="manual_seed(epoch)", new='manual_seed(hash(f"epoch {epoch}") % 2**31)')
@@ -1189,7 +1186,7 @@ wrong("start_device_id_of_rank", step=1, hint="device_index",
     torch.accelerator.set_device_index(local_rank)
     dist.init_process_group(device_id=torch.device("cuda", int(os.environ["RANK"])))
 """)
-wrong("start_sets_the_device_first", step=1, hint="device_absent", old=Body("start"), new="""
+wrong("start_sets_the_device_first", step=1, hint="device_absent", old=Body("init_distributed"), new="""
     local = int(os.environ["LOCAL_RANK"])
     if torch.cuda.is_available():
         torch.cuda.set_device(local)
@@ -1259,9 +1256,9 @@ wrong("torch_without_grad", step=8, hint="no_grad", old=Body("accumulate_with_to
     (loss_of(ddp, last) / len(micro_batches)).backward()
 """)
 
-# other machines, arguments that are ignored, and arguments that are changed
+# other machines, and arguments that are ignored or changed
 
-wrong("start_sets_no_device", step=1, hint="device_not_set", old=Body("start"), new="""
+wrong("start_sets_no_device", step=1, hint="device_not_set", old=Body("init_distributed"), new="""
     local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
     if torch.cuda.is_available() and torch.cuda.device_count() >= local_world:
         dist.init_process_group("nccl")
@@ -1271,7 +1268,7 @@ wrong("start_sets_no_device", step=1, hint="device_not_set", old=Body("start"), 
 """)
 wrong("start_compares_texts", step=1, hint="env_text",
       old='int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])', new='os.environ["LOCAL_RANK"], os.environ["LOCAL_WORLD_SIZE"]')
-wrong("start_local_rank_modulo_devices", step=1, hint="shared_device", old=Body("start"), new="""
+wrong("start_local_rank_modulo_devices", step=1, hint="shared_device", old=Body("init_distributed"), new="""
     if torch.accelerator.is_available():
         index = int(os.environ["LOCAL_RANK"]) % torch.accelerator.device_count()
         torch.accelerator.set_device_index(index)
@@ -1397,7 +1394,7 @@ wrong("torch_does_not_call_no_sync", step=8, hint="no_sync_not_called", old=Body
 wrong("torch_limit_in_bytes", step=8, hint="cap_unit", old="bucket_cap_mb=BUCKET_BYTES / 2**20", new="bucket_cap_mb=BUCKET_BYTES")
 wrong("torch_limit_of_zero", step=8, hint="cap_unit", old="bucket_cap_mb=BUCKET_BYTES / 2**20", new="bucket_cap_mb=BUCKET_BYTES // 2**20")
 wrong("torch_static_graph", step=8, hint="static_graph", old="bucket_cap_mb=BUCKET_BYTES / 2**20", new="static_graph=True, bucket_cap_mb=BUCKET_BYTES / 2**20")
-wrong("right_start_current_device", step=1, old=Body("start"), new="""
+wrong("right_start_current_device", step=1, old=Body("init_distributed"), new="""
     gpu = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
     if gpu:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
@@ -1412,9 +1409,9 @@ wrong("torch_no_sync_of_the_module", step=8, hint="no_sync_not_called", old=Body
     (loss_of(ddp, micro_batches[-1]) / len(micro_batches)).backward()
 """)
 
-# found by a learner's mistakes
+# right answers and mistakes of learners
 
-wrong("right_start_cpu_with_an_index", step=1, old=Body("start"), new="""
+wrong("right_start_cpu_with_an_index", step=1, old=Body("init_distributed"), new="""
     local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
     enough = torch.cuda.is_available() and torch.cuda.device_count() >= local_world
     device = torch.device("cuda" if enough else "cpu", local_rank)

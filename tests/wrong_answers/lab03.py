@@ -1,7 +1,4 @@
-"""Wrong answers to labs/lab03_fsdp.py, each with the hint that it must get.
-
-An entry without a hint is a right answer that is written in a different way.
-"""
+"""Wrong answers to labs/lab03_fsdp.py."""
 
 # fmt: off
 from wrong_answers import Body, Table
@@ -221,7 +218,7 @@ wrong("meta_no_biases", step=8, hint="not_written",
       old="ours.to_local().copy_(my_rows(drawn, ours))",
       new="module.weight.to_local().copy_(my_rows(whole.weight, module.weight))")
 
-# --- found by grading other answers -------------------------------------------------------
+# --- more right answers and mistakes ------------------------------------------------------
 
 # step 1
 

@@ -1,7 +1,4 @@
-"""Wrong answers to labs/lab05_deepspeed.py, each with the hint that it must get.
-
-An entry without a hint is a right answer that is written in a different way.
-"""
+"""Wrong answers to labs/lab05_deepspeed.py."""
 
 # fmt: off
 from wrong_answers import Body, Table
@@ -323,7 +320,7 @@ wrong("whole_in_bf16", step=8, hint="whole_weights",
     return {name: tensor.bfloat16() for name, tensor in whole.items()}
 """)
 
-# --- found by grading other answers -------------------------------------------------------
+# --- more right answers and mistakes ------------------------------------------------------
 
 # step 1
 

@@ -398,7 +398,7 @@ wrong("trace_of_two_steps", step=8, hint="all_steps",
       old='steps = sum(name.startswith("ProfilerStep") for name in {e.get("name", "") for e in events})',
       new="steps = 2")
 
-# other right answers
+# more right answers
 
 wrong("right_device_by_count", step=1, old=Body("pick_device"), new="""
     if torch.accelerator.device_count() == 0:
@@ -525,7 +525,7 @@ wrong("right_hot_spot_measured", step=8, old=Body("hot_spot"), new="""
     return row.name, row.shapes, row.calls
 """)
 
-# mistakes that were accepted, or that got a hint that did not fit
+# mistakes that are easily overlooked, or whose hints are easily confused
 
 wrong("build_without_decay", step=1, hint="adamw",
       old="return model, torch.optim.AdamW(model.parameters(), lr=RATE)",

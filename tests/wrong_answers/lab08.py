@@ -750,12 +750,12 @@ wrong("right_profile_by_start", step=8, old=Body("profile_memory"), new="""
 """)
 wrong("peak_keeps_the_freed", step=8, hint="held_freed", old='used -= living.pop(entry["addr"])["size"]', new='used -= living[entry["addr"]]["size"]')
 
-# steps 1 to 8, found later
+# more answers to steps 1 to 8
 
 wrong("predict_mask_of_the_input", step=1, hint="other", old="mask = 4 * hidden", new="mask = hidden")
 wrong("evaluation_rounds", step=3, hint="loss_rounded", old="return total / rows,", new="return round(total / rows, 4),")
 
-# all steps
+# more mistakes in all steps
 
 wrong("predict_mask_of_bits", step=1, hint="mask_bytes", old="mask = 4 * hidden", new="mask = hidden // 2")
 wrong("predict_loss_of_hidden", step=1, hint="last_loss",
@@ -810,7 +810,7 @@ wrong("order_by_operator", step=8, hint="not_first", old=Body("long_lived_first"
     return sorted(trace, key=lambda event: event.name.split()[0] in freed)
 """)
 
-# mistakes that got a hint that did not fit, and a changed argument
+# mistakes whose hints are easily confused, and a changed argument
 
 wrong("update_corrects_v_alone", step=4, hint="bias_correction", old="value=-ETA / (1 - BETA1**t)", new="value=-ETA")
 wrong("update_corrects_m_alone", step=4, hint="bias_correction",
@@ -829,7 +829,7 @@ wrong("order_sorts_the_given_list", step=8, hint="trace_changed",
       old="return sorted(trace, key=lambda event: event.name in freed)",
       new="trace.sort(key=lambda event: event.name in freed)\nreturn trace")
 
-# other right answers of a later round, and mistakes that got a hint that did not fit
+# more right answers, and mistakes whose hints are easily confused
 
 wrong("right_predict_on_meta", step=1, old=Body("predict"), new="""
     with torch.device("meta"):

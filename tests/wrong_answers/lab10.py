@@ -616,7 +616,7 @@ wrong("right_schedule_by_list", step=7, old=Body("one_f_one_b"), new="""
 wrong("warm_up_by_rank", step=7, hint="stage_number", old="pipe.grid.pp - 1 - pipe.grid.stage", new="pipe.grid.pp - 1 - dist.get_rank()")
 wrong("warm_up_by_world", step=7, hint="stage_number", old="pipe.grid.pp - 1 - pipe.grid.stage", new="dist.get_world_size() - 1 - pipe.grid.stage")
 
-# steps 1 to 8, found later
+# more answers to steps 1 to 8
 
 wrong("column_first_piece", step=3, hint="first_piece", old="self.weight = cut(full.weight, 0, grid)", new="""
     n = full.weight.size(0) // grid.tp
@@ -633,7 +633,7 @@ wrong("attention_not_transposed", step=4, hint="heads_apart", old="y = F.scaled_
       new="y = F.scaled_dot_product_attention(q, k, v, is_causal=True)\nreturn self.out(y.reshape(x.size(0), x.size(1), -1))")
 wrong("loss_by_rank", step=5, hint="several_groups", old="targets - grid.shard * width", new="targets - dist.get_rank() * width")
 
-# all steps
+# more mistakes in all steps
 
 wrong("groups_kept_between_calls", step=1, hint="join_again", old=Body("join"), new="""
     known, mine = globals().setdefault("KNOWN_GROUPS", {}), None
@@ -707,7 +707,7 @@ wrong("is_cut_of_whole", step=8, hint="unmarked",
 wrong("shard_zero_alone", step=8, hint="norm_one_shard",
       old='getattr(parameter, "is_cut", False) or grid.shard == 0', new="grid.shard == 0")
 
-# shared memory, other groups, other precision
+# mistakes with shared memory, groups and precision
 
 wrong("join_leaves_single_ranks_out", step=1, hint="wrong_group", old=Body("join"), new="""
     mine = None

@@ -1,1 +1,1 @@
-"""Runs commands and ends their processes. The tests and the graders use this layer."""
+"""Run commands and end their processes. The tests and the graders use this layer."""

@@ -1,23 +1,27 @@
 """The prefork launcher: start commands as forks of a process that has already imported torch.
 
-A short program spends most of its time in ``import torch``, once in the launcher and once in
-each rank. The fork server imports torch once, waits for commands, and forks a child for each
+A short program spends most of its time in ``import torch``, once in torchrun and once in each
+rank. The fork server imports torch once, waits for commands, and forks a child process for each
 command. For a torchrun command on one node, the child does the work of torchrun itself: it sets
 the same variables, runs a store, and ends all ranks when one rank fails. Its ranks are forks
 instead of new interpreters. If the command has other options, or if a filter reads the messages
-of torchrun, the child runs the real torchrun, whose ranks are then forks. A program that starts
-Python programs also gets forks, as long as it has only one thread.
+of torchrun, the child runs the real torchrun, whose ranks are then forks, too. If a program
+starts Python programs, these are also forks, as long as the program has started no thread.
 
-The tests start the commands of transcripts and the Python code of pages in this way, with three
-exceptions. The first command of one program in 132, and one page in 132, run in new
-interpreters. The choice is the same in every session. A command that needs a shell also runs
-under bash, unless the shell only pipes the whole output into a filter. If the output of a
-forked command differs from the transcript, all commands of the program run again under bash,
-and the second result counts.
+The tests start the commands of transcripts and the Python code of pages in this way. There are
+these exceptions, in which a command runs under bash in new interpreters:
 
-``--launcher=process`` runs every command under bash, exactly as the command is written.
-Recording does the same, and so does one Python version in the workflow. ``--launcher=prefork``
-forks for all commands, which makes the edit loop faster.
+- The first command of about one program in 132, and about one page in 132. The choice is the
+  same in every session.
+- The commands of the programs in labs/launch/, which show how processes are started, and the
+  commands that `requirements.is_never_forked` selects.
+- A command that needs a shell, unless the shell only pipes the whole output into a filter.
+- All commands of a program once more, if the result of a forked command differs from the
+  transcript. Then only the second result counts.
+
+``--launcher=process`` runs every command under bash, exactly as it is written. Recording does
+the same, and so does one Python version in the workflow. ``--launcher=prefork`` also forks the
+first commands and the commands of labs/launch/, so that a change is tested faster.
 """
 
 from __future__ import annotations
@@ -46,8 +50,8 @@ from worldsize.model.program import LAUNCH
 
 _SHELL_CHARACTERS = set("|&;<>()$`\\*?[]#~=%!{}\n")
 _STDERR_TO_STDOUT = " 2>&1"
-# Variables that are read when a process group is created or that are set again for each
-# command. Importing torch does not read them.
+# Variables that are read when a process group is created, or that are set again for each
+# command. They can be set after the import of torch, because the import does not read them.
 _SETTABLE_AFTER_IMPORT = {
     "TORCH_DISTRIBUTED_DEBUG",
     "RANK",
@@ -58,53 +62,55 @@ _SETTABLE_AFTER_IMPORT = {
     "TORCH_DISABLE_SHARE_RDZV_TCP_STORE",
 }
 _ONE_NODE = re.compile(r"--nproc-per-node=\d+")
-TAG = "WORLD_SIZE_RUN"  # the variable that every process of a run inherits
+TAG = "WORLD_SIZE_RUN"  # the environment variable that every process of a run inherits
 
 
-def _words(command: str) -> tuple[dict[str, str], list[str]] | None:
-    """Return the variables that a command sets, and its words.
+def _parse(command: str) -> tuple[dict[str, str], list[str]] | None:
+    """Return the variables that a command sets, and its words without the filter.
 
-    Return None if the command needs a shell.
-
-    The command may only set variables that can still be set after torch has been imported.
+    Return None if the command needs a shell, or sets a variable that must be set before torch
+    is imported.
     """
     command = command.partition(f"{_STDERR_TO_STDOUT} | ")[0].removesuffix(_STDERR_TO_STDOUT)
     if set(command.replace("=", "")) & _SHELL_CHARACTERS:
         return None
-    words, own = shlex.split(command), {}
+    words, variables = shlex.split(command), {}
     while words and words[0].partition("=")[0] in _SETTABLE_AFTER_IMPORT:
-        name, _, own[name] = words.pop(0).partition("=")
-    return None if not words or "=" in words[0] else (own, words)
+        name, _, variables[name] = words.pop(0).partition("=")
+    return None if not words or "=" in words[0] else (variables, words)
 
 
 def _first_runs_in_bash(program: str) -> bool:
     """Return whether the first command of this program runs under bash.
 
-    This is so for one program in 132, so every session tests the real torchrun. The checksum of
-    the name selects the same programs every time. The remainder 15 was chosen because its
-    programs are short and because they include a torchrun command and a page.
+    This is True for about one program in 132, so every session tests the real torchrun. The
+    checksum of the name selects the same programs every time. The remainder 15 was chosen
+    because its programs are short, and because they include a torchrun command and a page.
     """
     return zlib.crc32(program.encode()) % 132 == 15
 
 
 @functools.cache
 def shares_headers() -> bool:
-    """Return whether all commands of a session can share one compilation of inductor's headers.
+    """Return whether all commands of a session can share the compiled headers of inductor.
 
-    torch names the compiled headers by a hash, and it calls openssl to compute this hash.
+    torch uses a hash as the name of the compiled headers, and calls openssl to compute it.
     """
     return sys.platform == "linux" and shutil.which("openssl") is not None
 
 
 class Launcher:
-    """Starts commands as forks of a process that has imported torch. pytest uses this class.
+    """A launcher that starts commands as forks of a process that has imported torch.
 
-    The process is the fork server of `multiprocessing`. It starts with the first command,
+    This process is the fork server of `multiprocessing`. It starts with the first command,
     imports `worldsize.execution.prefork_imports`, and ends when pytest ends.
     """
 
     def __init__(self, fork_all: bool = False) -> None:
-        """Set ``fork_all`` to fork also for the first commands that would run under bash."""
+        """Create a launcher. ``fork_all`` also forks commands that would run under bash.
+
+        These are the first commands of `_first_runs_in_bash` and the programs of labs/launch/.
+        """
         self.fork_all = fork_all
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(
@@ -113,15 +119,15 @@ class Launcher:
         if "torch" in sys.modules:  # a test of pytest itself, which already runs in a fork
             self._context = multiprocessing.get_context("fork")
 
-    def takes(self, command: str, program: str = "", number: int = 0) -> bool:
-        """Return whether a fork can run this command.
+    def accepts(self, command: str, program: str = "", number: int = 0) -> bool:
+        """Return whether this launcher starts the command as a fork.
 
-        The command must be `torchrun …` or `python FILE …` without shell syntax, except for a
-        filter after `2>&1 |`. ``program`` is the program that the transcript belongs to; it is
-        empty for a command without a program. ``number`` is the position of the command in the
-        transcript, counted from 0.
+        The command must be `torchrun …` or `python FILE.py …` without shell syntax, except for
+        a filter after `2>&1 |`. ``program`` is the name of the program or page that the command
+        belongs to. It is empty for a command that belongs to none. ``number`` is the position
+        of the command in the transcript, counted from 0.
         """
-        if (parsed := _words(command)) is None:
+        if (parsed := _parse(command)) is None:
             return False
         _, (tool, *words) = parsed
         if tool != "torchrun" and (tool != "python" or not words or words[0][-3:] != ".py"):
@@ -135,11 +141,15 @@ class Launcher:
     def start(
         self, command: str, folder: Path, env: dict[str, str], out: Path, err: Path
     ) -> tuple[int, Callable[[], int | None]]:
-        """Start a command; return its process ID and a function that polls its exit status."""
-        own, words = _words(command)
-        _, both, filter_command = command.partition(_STDERR_TO_STDOUT)
-        err = out if both else err
-        process = self.start_words(words, folder, env | own, out, err, filter_command[3:])
+        """Start a command that this launcher accepts, in ``folder``.
+
+        The outputs are appended to the files ``out`` and ``err``. Return the process ID, and a
+        function that polls the exit status. This function returns None while the command runs.
+        """
+        variables, words = _parse(command)
+        _, redirection, filter_command = command.partition(_STDERR_TO_STDOUT)
+        err = out if redirection else err
+        process = self.start_words(words, folder, env | variables, out, err, filter_command[3:])
         return process.pid, lambda: process.exitcode
 
     def start_words(
@@ -158,22 +168,21 @@ class Launcher:
         arguments = (words, str(folder), env, str(out), str(err), filter_command)
         process = self._context.Process(target=_run_in_child, args=arguments)
         paths = filter(None, [str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH")])
-        early = "TORCHINDUCTOR_", "ATEN_CPU_"  # torch reads these before a command starts
-        server_env = {k: v for k, v in env.items() if k.startswith(early)}
+        prefixes = "TORCHINDUCTOR_", "ATEN_CPU_"  # torch reads these variables at its import
+        server_env = {k: v for k, v in env.items() if k.startswith(prefixes)}
         server_env |= {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
-        # waiting threads leave the core to other threads
-        server_env["OMP_WAIT_POLICY"] = "passive"
+        server_env["OMP_WAIT_POLICY"] = "passive"  # a thread that waits does not use its core
         server_env["CUDA_VISIBLE_DEVICES"] = env.get("CUDA_VISIBLE_DEVICES", "")
         if shares_headers():
             server_env["TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS"] = "1"
-        server_env["WORLD_SIZE_PADDING"] = " " * 4096
-        kept = dict(os.environ)
-        os.environ.update(server_env)  # the server reads them when the first command starts it
+        server_env["WORLD_SIZE_PADDING"] = " " * 4096  # for `_show_variables`
+        saved = dict(os.environ)
+        os.environ.update(server_env)  # inherited by the server, if this command starts it
         try:
             process.start()
         finally:
             os.environ.clear()
-            os.environ.update(kept)
+            os.environ.update(saved)
         return process
 
 
@@ -196,15 +205,15 @@ def _run_in_child(
     end_with_parent()
     multiprocessing.set_start_method(None, force=True)  # undo the choice of the fork server
     os.setsid()
-    # A shell lets background jobs ignore these signals. A command in a terminal receives them.
+    # A background job of a shell ignores these signals. A command in a terminal receives them.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     os.chdir(folder)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    for target, path in ((1, out), (2, err)):
-        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), target)
-    own = filter(None, env.get("PYTHONPATH", "").split(os.pathsep))
-    sys.path[:] = [folder, *dict.fromkeys([*own, *prefork_imports.PATH])]
+    for descriptor, path in ((1, out), (2, err)):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), descriptor)
+    python_path = filter(None, env.get("PYTHONPATH", "").split(os.pathsep))
+    sys.path[:] = [folder, *dict.fromkeys([*python_path, *prefork_imports.PATH])]
     for name in prefork_imports.REIMPORTED:
         sys.modules.pop(name, None)
     if filter_command:
@@ -213,7 +222,7 @@ def _run_in_child(
     subprocess.Popen, subprocess_handler.Popen = _Popen, _AgentPopen
     os.execvp = _execvp
     register = atexit.register
-    atexit.register = lambda does, *a, **k: (_AT_EXIT.append(does), register(does, *a, **k))[1]
+    atexit.register = lambda call, *a, **k: (_AT_EXIT.append(call), register(call, *a, **k))[1]
     tool, *arguments = words
     options = itertools.takewhile(lambda word: word.startswith("-"), arguments)
     if tool == "torchrun" and not filter_command and all(map(_ONE_NODE.fullmatch, options)):
@@ -231,7 +240,7 @@ def _run_tool(tool: str, arguments: list[str]) -> NoReturn:
 
 
 def _reset_interpreter(env: dict[str, str]) -> None:
-    """Set these variables, and discard the exit functions of the parent process."""
+    """Set the variables of a new program, and discard the exit functions of the parent."""
     import atexit
     import faulthandler
     import inspect
@@ -259,8 +268,8 @@ def _reset_interpreter(env: dict[str, str]) -> None:
         importlib.import_module("sitecustomize")  # every new interpreter imports it
     faulthandler.enable()
     torch.distributed.set_debug_level_from_env()
-    # torchrun looks up the module of each of its frames, often. These frames belong to no
-    # module.
+    # torchrun often looks up the module of each of its frames. These frames belong to no
+    # module, and this entry saves the search.
     frames = (frame for frame, _ in traceback.walk_stack(None))
     files = ["<frozen runpy>", *(frame.f_code.co_filename for frame in frames)]
     inspect.modulesbyfile.update(dict.fromkeys(files, ""))
@@ -269,8 +278,9 @@ def _reset_interpreter(env: dict[str, str]) -> None:
 def _show_variables() -> None:
     """Show the variables of this process in /proc/PID/environ (Linux only).
 
-    The text overwrites the variables that the fork server was started with. Their padding makes
-    enough room for it.
+    The text replaces the variables with which the fork server was started. The variable
+    WORLD_SIZE_PADDING ensures that there is enough space for it. If there is not, the text is
+    cut off, and TAG and RANK come first.
     """
     import ctypes
 
@@ -283,16 +293,19 @@ def _show_variables() -> None:
 
 
 def _pipe_into(command: str) -> None:
-    """Fork, let the child continue, and pipe its output into a shell command in the parent."""
-    reads, writes = os.pipe()
+    """Fork, return in the child, and let the parent pipe the child's output into a command.
+
+    ``command`` runs under bash. The parent exits with its status.
+    """
+    read_end, write_end = os.pipe()
     if os.fork() == 0:
-        os.dup2(writes, 1)
-        os.dup2(writes, 2)
-        os.close(reads)
-        os.close(writes)
+        os.dup2(write_end, 1)
+        os.dup2(write_end, 2)
+        os.close(read_end)
+        os.close(write_end)
         return
-    os.close(writes)
-    os._exit(subprocess.run(["bash", "-c", command], stdin=reads, check=False).returncode)
+    os.close(write_end)
+    os._exit(subprocess.run(["bash", "-c", command], stdin=read_end, check=False).returncode)
 
 
 # Variables that torch or Python reads when it starts.
@@ -303,14 +316,14 @@ _READ_AT_START = re.compile(
 
 def _thread_count() -> int:
     """Return the number of threads of this process; 0 on systems other than Linux."""
-    here = Path("/proc/self/task")
-    return len(list(here.iterdir())) if here.exists() else 0
+    tasks = Path("/proc/self/task")
+    return len(list(tasks.iterdir())) if tasks.exists() else 0
 
 
 class _Popen(subprocess.Popen):
-    """Starts Python programs as forks (`_run_forked`), as long as no thread has started."""
+    """A `Popen` that starts Python programs as forks, as long as no thread has started."""
 
-    initial_threads = 0  # the thread count when the program began: torch has one idle thread
+    initial_threads = 0  # the thread count at the start; torch may have an idle thread
 
     def __init__(self, args: object, *others: object, **options: object) -> None:
         env = dict(options.get("env") or os.environ)
@@ -320,34 +333,42 @@ class _Popen(subprocess.Popen):
             and self.may_fork()
             and not any(map(_READ_AT_START.match, _changed_variables(env)))
         ):
-            kept, before = options.get("pass_fds", ()), options.get("preexec_fn")
-            options["preexec_fn"] = functools.partial(_run_forked, words, env, kept, before)
+            inherited, preexec = options.get("pass_fds", ()), options.get("preexec_fn")
+            options["preexec_fn"] = functools.partial(
+                _run_forked, words, env, inherited, preexec
+            )
         super().__init__(args, *others, **options)
 
     def may_fork(self) -> bool:
+        """Return whether a fork is safe, because this program has started no thread."""
         return 0 < _thread_count() == self.initial_threads
 
 
 class _AgentPopen(_Popen):
-    """Starts a rank.
+    """A `Popen` with which torchrun starts a rank as a fork.
 
-    The threads of the elastic agent only wait, and hold no lock that it needs.
+    Its threads do not make the fork unsafe, because they only wait, and hold no lock that the
+    rank needs.
     """
 
     def may_fork(self) -> bool:
+        """Return True on Linux."""
         return _thread_count() > 0
 
 
-def _execvp(file: str, args: list[str], exec_before: Callable = os.execvp) -> NoReturn:
-    """Replace this process by a Python program; without exec if no thread has started."""
+def _execvp(file: str, args: list[str], execvp: Callable = os.execvp) -> NoReturn:
+    """Replace the program of this process, like `os.execvp`.
+
+    A Python program runs in this interpreter if no thread has started.
+    """
     words = _python_command(args)
     if not words or not 0 < _thread_count() <= _Popen.initial_threads:
-        exec_before(file, args)
-    kept = []
-    for handle in map(int, os.listdir("/proc/self/fd")):
-        with contextlib.suppress(OSError):  # the descriptor of the listing is closed again
-            kept += [handle] if os.get_inheritable(handle) else []
-    _run_forked(words, dict(os.environ), kept)
+        execvp(file, args)
+    inherited = []
+    for descriptor in map(int, os.listdir("/proc/self/fd")):
+        with contextlib.suppress(OSError):  # listdir has closed its own descriptor again
+            inherited += [descriptor] if os.get_inheritable(descriptor) else []
+    _run_forked(words, dict(os.environ), inherited)
 
 
 def _changed_variables(env: dict[str, str]) -> set[str]:
@@ -374,20 +395,21 @@ def _python_command(args: object) -> list[str] | None:
 def _run_forked(
     words: list[str],
     env: dict[str, str],
-    kept: Collection[int],
-    before: Callable | None = None,
+    inherited: Collection[int],
+    preexec: Callable | None = None,
 ) -> NoReturn:
-    """Run a program in the child that `Popen` has forked, as a new interpreter would run it.
+    """Run a program in this process, as a new interpreter would run it.
 
-    `Popen` waits until its pipe is closed, as it is when a process executes another program.
-    This function therefore closes all other descriptors.
+    `Popen` calls this function in the child that it has forked, and waits until the child
+    closes a pipe. A call of exec would close this pipe. Therefore, this function closes all
+    descriptors except the standard streams and ``inherited``. It first calls ``preexec``.
     """
-    if before:
-        before()
-    for handle in map(int, os.listdir("/proc/self/fd")):
-        if handle > 2 and handle not in kept:
+    if preexec:
+        preexec()
+    for descriptor in map(int, os.listdir("/proc/self/fd")):
+        if descriptor > 2 and descriptor not in inherited:
             with contextlib.suppress(OSError):
-                os.close(handle)
+                os.close(descriptor)
     for number in signal.valid_signals():
         if callable(signal.getsignal(number)):
             signal.signal(number, signal.SIG_DFL)
@@ -402,14 +424,14 @@ def _run_forked(
 
 
 def _status_of(body: Callable[[], int | object]) -> int:
-    """Return the exit status that an interpreter would have, and print the same messages."""
+    """Call ``body``; return the exit status of an interpreter and print the same messages."""
     try:
         result = body()
         return result if isinstance(result, int) else 0
-    except SystemExit as leaving:
-        if isinstance(leaving.code, str):
-            print(leaving.code, file=sys.stderr)
-        return leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
+    except SystemExit as error:
+        if isinstance(error.code, str):
+            print(error.code, file=sys.stderr)
+        return error.code if isinstance(error.code, int) else int(error.code is not None)
     except BaseException:
         sys.excepthook(*sys.exc_info())
         return 1
@@ -447,10 +469,9 @@ def _run_script(arguments: list[str]) -> int:
 def _torchrun(arguments: list[str]) -> int:
     """Do the work of torchrun on one node, and return its exit status.
 
-    It sets the variables of each rank, runs the store and waits for the ranks.
-
-    The ranks are forked before this process starts any thread. If a thread held a lock during
-    the fork, this lock would stay locked in the child forever.
+    This function sets the variables of each rank, runs the store, and waits for the ranks. It
+    forks the ranks before this process starts any thread. If a thread held a lock during the
+    fork, this lock would stay locked in the child forever.
     """
     import socket
     import uuid
@@ -482,8 +503,8 @@ def _torchrun(arguments: list[str]) -> int:
         if pid == 0:
             end_with_parent()
             listener.close()
-            own = {"RANK": rank, "LOCAL_RANK": rank, "ROLE_RANK": rank}
-            os.environ.update({key: str(value) for key, value in (common | own).items()})
+            variables = common | {"RANK": rank, "LOCAL_RANK": rank, "ROLE_RANK": rank}
+            os.environ.update({key: str(value) for key, value in variables.items()})
             _show_variables()
             _exit_interpreter(_run_script([args.training_script, *args.training_script_args]))
         ranks.add(pid)

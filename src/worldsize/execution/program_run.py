@@ -1,6 +1,6 @@
-"""Program runs: `execute` runs the commands of a program and returns what each of them did.
+"""Run the commands of a program and return their results.
 
-Nothing is compared here. `worldsize.testing.compare` compares a result with a transcript.
+This module compares nothing. `worldsize.testing.compare` compares a result with a transcript.
 """
 
 from __future__ import annotations
@@ -15,43 +15,43 @@ from pathlib import Path
 
 from worldsize.execution import runner
 from worldsize.execution.prefork import Launcher
-from worldsize.execution.requirements import must_start_as_typed
+from worldsize.execution.requirements import is_never_forked
 from worldsize.execution.staging import stage_program
 from worldsize.model.program import Program
 from worldsize.model.transcript import Clocks, Command
 
-PREFORK_LIMIT = 300.0  # seconds; a command that hangs only when it is forked is found sooner
+PREFORK_LIMIT = 300.0  # seconds; the time limit of a forked command, to find its hang sooner
 
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How commands are run."""
+    """The options for running commands."""
 
-    limit: float = 900.0  # seconds that one command may last
-    launcher: Launcher | None = None  # forks commands; None: each starts as it is typed
-    device: str = "cpu"  # the device that the commands see
+    limit: float = 900.0  # the time limit of one command in seconds
+    launcher: Launcher | None = None  # forks commands; without it, commands run under bash
+    device: str = "cpu"  # the device that the commands may use
 
 
 @dataclass
 class RunResult:
-    """What the commands of a program did, in the order in which they ran."""
+    """The results of the commands of a program, in the order in which they ran."""
 
     program: Program
     device: str
-    folder: Path  # in which the commands ran; it no longer exists
+    folder: Path  # the folder in which the commands ran; it no longer exists
     results: list[runner.Result] = field(default_factory=list)
     figure: str | None = None  # the text of the SVG file, if the program drew one
-    prefork: bool = False  # whether a command was forked from a prepared process
-    clocks: Clocks | None = None  # of the GPU, while the commands ran
+    used_prefork: bool = False  # whether a launcher forked at least one command
+    clocks: Clocks | None = None  # the clock rates of the GPU while the commands ran
 
     @property
     def seconds(self) -> float:
-        """The seconds that all commands together lasted."""
+        """Return the duration of all commands together, in seconds."""
         return sum(result.seconds for result in self.results)
 
 
 def succeeded(command: Command, result: runner.Result) -> bool:
-    """Return whether a command ended in time, with its status, and left no process running."""
+    """Return whether a command ended in time, with the right status and without leftovers."""
     return not result.timed_out and result.status == command.status and not result.leftovers
 
 
@@ -63,24 +63,24 @@ def execute(
     source: str | None = None,
     is_wrong: Callable[[RunResult, Command, runner.Result], bool] = lambda *_: False,
 ) -> RunResult:
-    """Run the commands of a program in one new folder and return what each of them did.
+    """Run the commands of a program in a new folder, and return their results.
 
-    The run ends early after a command that did not succeed, or for which ``is_wrong`` returns
-    True. ``source`` replaces the text of the program.
+    The run stops after a command that did not succeed or for which ``is_wrong`` returns True.
+    ``source`` replaces the text of the program.
     """
     with runner.empty_folder() as folder:
         stage_program(program, folder, source)
         run = RunResult(program, options.device, folder)
         for number, command in enumerate(commands):
             launcher = usable_launcher(options, program, command.command_line, number)
-            run.prefork = run.prefork or launcher is not None
+            run.used_prefork = run.used_prefork or launcher is not None
             limit = min(options.limit, PREFORK_LIMIT) if launcher else options.limit
             result = runner.run(
                 command.command_line,
                 folder,
                 limit=limit,
                 device=options.device,
-                warm=launcher,
+                launcher=launcher,
             )
             run.results.append(result)
             if not succeeded(command, result) or is_wrong(run, command, result):
@@ -93,20 +93,21 @@ def execute(
 def usable_launcher(
     options: RunOptions, program: Program, command_line: str, number: int
 ) -> Launcher | None:
-    """Return the launcher if it can fork this command; None if the command starts as typed."""
+    """Return the launcher if it accepts this command; None if the command runs under bash."""
     launcher = options.launcher
-    if launcher is None or must_start_as_typed(program, command_line):
+    if launcher is None or is_never_forked(program, command_line):
         return None
-    return launcher if launcher.takes(command_line, program.name, number) else None
+    return launcher if launcher.accepts(command_line, program.name, number) else None
 
 
 @contextmanager
 def gpu_lock(device: str) -> Iterator[None]:
-    """Let one run at a time use the GPU, in all processes of this user. A CPU is not locked."""
+    """Let only one process of this user at a time use the GPU. A CPU is not locked."""
     if device == "cpu":
         yield
         return
-    shared = os.environ.get("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())  # by sessions
-    with open(Path(shared, f"world-size-gpu-{os.getuid()}.lock"), "w") as lock:
+    # all sessions share this folder, although each may have its own temporary folder
+    folder = os.environ.get("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
+    with open(Path(folder, f"world-size-gpu-{os.getuid()}.lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

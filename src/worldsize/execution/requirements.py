@@ -1,10 +1,10 @@
-"""Requirements: what a program needs that a machine may lack, and whether this machine has it.
+"""Check whether this machine meets the requirements of a program.
 
-``snippets/requirements.toml`` declares them. Its table ``requirements`` defines each
-requirement by the checks below, ``programs`` lists the requirements of each program, and
-``packages`` lists the Python packages that a program may import although
-``requirements/test.txt`` does not install them on every machine. ``never_forked`` lists the
-programs that must start as they are typed.
+``snippets/requirements.toml`` declares the requirements. Its table ``requirements`` defines
+each requirement with the fields of the class `Requirement`. The table ``programs`` lists the
+requirements of each program. The table ``packages`` lists the Python packages that a program
+may import although ``requirements/test.txt`` does not install them on every machine.
+``never_forked`` lists the programs that must start in a new interpreter.
 """
 
 from __future__ import annotations
@@ -25,26 +25,29 @@ from worldsize.model.program import Program
 from worldsize.model.transcript import NPROC, Transcript
 
 FILE = "snippets/requirements.toml"
-_STARTED = re.compile(r"\bpython ([\w-]+\.py)\b")
-TOOLS = ("nvcc", "g++", "ncu", "nsys", "compute-sanitizer")  # with which a command may begin
+_PYTHON_COMMAND = re.compile(r"\bpython ([\w-]+\.py)\b")
+TOOLS = ("nvcc", "g++", "ncu", "nsys", "compute-sanitizer")  # the first word of some commands
 
 
 @dataclass(frozen=True)
 class Requirement:
-    """One requirement; a machine meets it if all its checks succeed."""
+    """A requirement. A machine meets it if all its checks succeed."""
 
-    label: str  # its name in a message: "… is not on this machine"
+    label: str  # its name in the message "… is not on this machine"
     system: str = ""  # the value of sys.platform
     root: bool = False  # whether the user must be root
     tools: list[str] = field(default_factory=list)  # executables on the PATH or in /usr/sbin
     packages: list[str] = field(default_factory=list)  # Python packages
-    package_file: str = ""  # PACKAGE/PATTERN: a file that must exist in a package
-    cpu_flag: str = ""  # an instruction set, as /proc/cpuinfo names it
+    package_file: str = ""  # PACKAGE/PATTERN, for a file that must exist in a package
+    cpu_flag: str = ""  # the name of an instruction set in /proc/cpuinfo
     variable_unset: str = ""  # NAME=VALUE that the environment must not contain
-    command: str = ""  # a command that exits with 0 where the program can run
+    command: str = ""  # a command that exits with 0 if the program can run
 
-    def unmet(self, root: Path) -> str | None:
-        """Return the label with the reason if this machine does not meet it; else None."""
+    def failure(self, root: Path) -> str | None:
+        """Return None if this machine meets the requirement; otherwise the label.
+
+        If the command failed, its output follows the label.
+        """
         path = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin"])
         name, _, value = self.variable_unset.partition("=")
         checks = (
@@ -68,12 +71,12 @@ class Declarations:
 
     requirements: dict[str, Requirement] = field(default_factory=dict)
     programs: dict[str, list[str]] = field(default_factory=dict)
-    packages: dict[str, str] = field(default_factory=dict)  # to the file that installs them
-    never_forked: list[str] = field(default_factory=list)  # programs
+    packages: dict[str, str] = field(default_factory=dict)  # package: requirements file
+    never_forked: list[str] = field(default_factory=list)  # names of programs
 
 
 def declarations(root: Path) -> Declarations:
-    """Return what the book at ``root`` declares; nothing where it has no such file."""
+    """Return the declarations of the book in ``root``; empty if the file does not exist."""
     path = root / FILE
     return _read(path, path.stat().st_mtime_ns) if path.exists() else Declarations()
 
@@ -81,15 +84,16 @@ def declarations(root: Path) -> Declarations:
 @lru_cache(maxsize=8)
 def _read(path: Path, _mtime: int) -> Declarations:
     content = tomllib.loads(path.read_text("utf-8"))
-    named = content.get("requirements", {}).items()
-    requirements = {name: Requirement(**checks) for name, checks in named}
+    tables = content.get("requirements", {}).items()
+    requirements = {name: Requirement(**fields) for name, fields in tables}
     return Declarations(**content | {"requirements": requirements})
 
 
 def missing_requirement(program: Program, transcript: Transcript) -> str | None:
-    """Return the first thing that the commands need and this machine lacks; None if nothing.
+    """Return the first requirement that this machine does not meet; None if it meets all.
 
-    The requirements of the other programs that the commands start with Python count, too.
+    These are the requirements of the program, of its commands, and of the other programs that
+    its commands start with Python.
     """
     return next(_missing(program, transcript), None)
 
@@ -102,50 +106,50 @@ def _missing(program: Program, transcript: Transcript) -> Iterator[str]:
     declared = declarations(program.root)
     folder = program.path.parent.relative_to(program.root)
     commands = " ".join(command.command_line for command in transcript.commands)
-    started = [(folder / name).as_posix() for name in _STARTED.findall(commands)]
+    started = [(folder / name).as_posix() for name in _PYTHON_COMMAND.findall(commands)]
     for each in dict.fromkeys([program.name, *started]):
         for name in declared.programs.get(each, ()):
-            if reason := declared.requirements[name].unmet(program.root):
-                yield reason
+            if failure := declared.requirements[name].failure(program.root):
+                yield failure
     for package in program.imports(*map(re.escape, declared.packages)):
         if not is_installed(package):
             file = declared.packages[package]
             yield package + (f" (pip install -r {file})" if file else "")
 
 
-def must_start_as_typed(program: Program, command_line: str) -> bool:
-    """Return whether a command starts the program, and no fork may replace its processes."""
+def is_never_forked(program: Program, command_line: str) -> bool:
+    """Return whether a command starts a program that is listed in ``never_forked``."""
     script = next((word for word in command_line.split() if word.endswith(".py")), "")
     is_listed = program.name in declarations(program.root).never_forked
     return is_listed and Path(script).name == program.path.name
 
 
 def gpus_needed(transcript: Transcript) -> int:
-    """Return how many GPUs the commands need: the largest ``--nproc-per-node``."""
+    """Return the number of GPUs that the commands need: the largest ``--nproc-per-node``."""
     text = "\n".join(command.command_line for command in transcript.commands)
     return max([1, *(int(match[2]) for match in NPROC.finditer(text))])
 
 
 def is_installed(package: str) -> bool:
-    """Return whether Python finds a package, which may be a part of another: ``cuda.tile``."""
+    """Return whether Python finds a package or a subpackage such as ``cuda.tile``."""
     try:
         return importlib.util.find_spec(package) is not None
-    except ModuleNotFoundError:  # of the package around it
+    except ModuleNotFoundError:  # the parent package is not installed
         return False
 
 
 def has_package_file(pattern: str) -> bool:
-    """Return whether a package is installed and contains a file: ``package/name*.so``."""
-    package, _, inside = pattern.partition("/")
+    """Return whether an installed package contains a file such as ``package/name*.so``."""
+    package, _, file_pattern = pattern.partition("/")
     spec = importlib.util.find_spec(package)
-    return bool(spec) and any(Path(spec.origin).parent.glob(inside))
+    return bool(spec) and any(Path(spec.origin).parent.glob(file_pattern))
 
 
 @lru_cache
 def has_instructions(flag: str, cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
     """Return whether the x86 processor has the instructions that Linux calls ``flag``.
 
-    Where the system does not list them, the answer is yes, and the programs are run.
+    Return True if the system does not list the instructions, so that the programs run.
     """
     flags = re.findall(r"(?m)^flags\s*:(.*)", cpuinfo.read_text()) if cpuinfo.exists() else []
     return not flags or flag in flags[0].split()
@@ -153,7 +157,7 @@ def has_instructions(flag: str, cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
 
 @lru_cache
 def command_failure(command: str, root: Path) -> str | None:
-    """Run a command in ``root``; return what it printed if it fails, None if it succeeds."""
+    """Run a command in ``root``. Return its output if it fails, and None if it succeeds."""
     words = [sys.executable if word == "python" else word for word in command.split()]
     done = subprocess.run(
         words, cwd=root, capture_output=True, text=True, timeout=60, check=False

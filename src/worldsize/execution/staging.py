@@ -1,4 +1,4 @@
-"""Staging: the files that a program needs, copied into the folder in which its commands run."""
+"""Copy the files that a program needs into the folder in which its commands run."""
 
 from __future__ import annotations
 
@@ -7,33 +7,36 @@ from pathlib import Path
 
 from worldsize.model.program import LAUNCH, Program
 
-# what a learner has, with the same paths as in the repository; the graders use `execution`
+# The files of the labs, with the same paths as in the repository. The graders use `execution`.
 LABS = ("labs", "assessment", "graders", "src/worldsize/__init__.py", "src/worldsize/execution")
 NO_COPIES = shutil.ignore_patterns("__pycache__", "*.txt", ".*")
 
 
-def labs(root: Path) -> dict[str, Path]:
-    """Return the folders that a learner needs for the labs, by name."""
+def lab_files(root: Path) -> dict[str, Path]:
+    """Return the files and folders that a learner needs for the labs, by name."""
     return {name: root / name for name in LABS if (root / name).exists()}
 
 
 def required_files(program: Program) -> dict[str, Path]:
     """Return the files and folders that a program's commands need, by their name in the folder.
 
-    A program of snippets/ needs itself, the programs of its folder that its commands name or
-    that it imports, and the tables that these programs read. A lab needs all labs, and a
-    program of labs/launch/ needs that whole folder, because its commands are typed in there.
+    For a program of snippets/, these are the program itself, its dependencies and its data. For
+    a lab, these are all labs. For a program of labs/launch/, this is the whole folder, because
+    its commands run in this folder.
     """
     if program.name.startswith(LAUNCH):
         return {".": program.root / LAUNCH}
     if program.name.startswith(("labs/", "assessment/")):
-        return labs(program.root)
+        return lab_files(program.root)
     paths = (program.path, *(each.path for each in program.dependencies()), *program.data())
     return {path.name: path for path in paths}
 
 
 def stage_files(files: dict[str, Path], folder: Path) -> None:
-    """Copy files and folders into ``folder`` under their names, without transcripts."""
+    """Copy files and folders into ``folder`` under their names.
+
+    Transcripts and hidden files are not copied from a folder.
+    """
     for name, source in files.items():
         target = folder / name
         if source.is_dir():
@@ -44,7 +47,7 @@ def stage_files(files: dict[str, Path], folder: Path) -> None:
 
 
 def stage_program(program: Program, folder: Path, source: str | None = None) -> None:
-    """Copy all that a program needs; ``source`` replaces the text of the program itself."""
+    """Copy all files that a program needs; ``source`` replaces the text of the program."""
     files = required_files(program)
     stage_files(files, folder)
     if source is not None:

@@ -1,9 +1,9 @@
-"""Record which programs reproduced their transcripts on which releases of torch, and when.
+"""Read and write the table of the torch releases on which each program was run.
 
 The table ``snippets/compatibility.csv`` has a row for each program and a column for each
-release. A cell contains the hash of the program at the time of the run. `make
-test-torch-versions` writes the table. Pages show only entries whose hash equals the hash of the
-program today, because the result says nothing about a program that has changed since.
+release. A cell contains the hash of the program if the program reproduced its transcript. `make
+test-torch-versions` writes the table. Pages show only entries whose hash equals the current
+hash of the program, because the result is not valid for a program that has changed since then.
 """
 
 from __future__ import annotations
@@ -28,43 +28,46 @@ def digest(program: Program) -> str:
 
 @cache
 def releases(program: Program) -> dict[str, str]:
-    """Return the date of the successful run of this program, for each release of torch.
+    """Return the date of the successful run of this program for each release of torch.
+
+    Releases without a successful run of the current version of the program are left out.
 
     The results are cached, because a build needs them several times. Each build calls
     ``releases.cache_clear()`` first.
     """
     dates, rows = _read(program.root)
-    mine, now = rows.get(program.name, {}), digest(program)
-    return {torch: date for torch, date in dates.items() if mine.get(torch) == now}
+    row, current = rows.get(program.name, {}), digest(program)
+    return {torch: date for torch, date in dates.items() if row.get(torch) == current}
 
 
-def newest(root: Path) -> str:
+def newest_release(root: Path) -> str:
     """Return the newest release of torch in the table; "0.0" if there is none."""
     return max(_read(root)[0], key=release, default="0.0")
 
 
-def note(root: Path, torch: str, date: str, passed: dict[Program, bool]) -> None:
+def write_results(root: Path, torch: str, date: str, results: dict[Program, bool]) -> None:
     """Write the results of one release of torch into the table, and keep the other results.
 
-    ``passed`` contains, for each program that ran, whether it reproduced its transcript.
+    ``results`` contains, for each program that ran, whether it reproduced its transcript. Rows
+    of programs that no longer exist are removed.
     """
     dates, rows = _read(root)
     dates = dates | {torch: date}
-    for program, success in passed.items():
+    for program, success in results.items():
         rows.setdefault(program.name, {})[torch] = digest(program) if success else ""
-    known = sorted(dates, key=release)
+    columns = sorted(dates, key=release)
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
-    table.writerow(["program", *(f"{each} on {dates[each]}" for each in known)])
+    table.writerow(["program", *(f"{each} on {dates[each]}" for each in columns)])
     for name in sorted(rows):
         if (root / name).exists():
-            table.writerow([name, *(rows[name].get(each, "") for each in known)])
+            table.writerow([name, *(rows[name].get(each, "") for each in columns)])
     atomic_write(root / TABLE, text.getvalue())
     releases.cache_clear()
 
 
 def _read(root: Path) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
-    """Return the date of each release, and the hash of each release for each program."""
+    """Return the date for each release, and the hashes by program and release."""
     path = root / TABLE
     return _table(path, path.stat().st_mtime_ns) if path.exists() else ({}, {})
 

@@ -1,8 +1,8 @@
 """Parse a page into headings, code blocks and prose.
 
 This is the only parser of pages, and no other module searches for code blocks. A page is a
-Markdown file or a lab, whose text cells are Markdown after ``# ``. Line numbers start at 1, as
-in an editor.
+Markdown file or a lab. The text cells of a lab are comments, which contain Markdown after
+``# ``. Line numbers start at 1, as in an editor.
 
 An embed is a line of a code block that is replaced by a file of the book, or by a part of a
 file. It has the syntax of pymdownx.snippets, with one addition: for a Python file, the part can
@@ -57,15 +57,15 @@ class Embed:
 
 @dataclass(frozen=True)
 class Callout:
-    """An explanation of one line of a code block, which it identifies by a quote."""
+    """An explanation of one line of a code block. It quotes a part of this line."""
 
-    line: int  # line number on the page
+    line: int  # line number of the explanation on the page
     quote: str
 
 
 @dataclass(frozen=True)
 class Heading:
-    """A heading and its section, which includes the subsections and ends at line `end`."""
+    """A heading and its section, which includes its subsections. Its last line is `end`."""
 
     line: int
     level: int
@@ -94,18 +94,18 @@ class Fence:
     def options(self) -> dict[str, str]:
         """Return the options in the header, for example `title="x.py" hl_lines="2"`."""
         found = _OPTION.findall(_HEADER.match(self.header)["options"])
-        return {name: quoted or bare for name, quoted, bare in found}
+        return {name: quoted or unquoted for name, quoted, unquoted in found}
 
-    def inner(self, line: str) -> str:
+    def dedent(self, line: str) -> str:
         """Return a line of the block without the indentation of the block."""
-        blanks = len(line) - len(line.lstrip())
-        return line[min(blanks, len(self.indent)) :]
+        spaces = len(line) - len(line.lstrip())
+        return line[min(spaces, len(self.indent)) :]
 
     @property
-    def embeds_only(self) -> bool:
+    def has_only_embeds(self) -> bool:
         """Return whether the block contains only embeds."""
-        written = [line for line in self.lines if line.strip()]
-        return bool(self.embeds) and len(written) == len(self.embeds)
+        nonempty = [line for line in self.lines if line.strip()]
+        return bool(self.embeds) and len(nonempty) == len(self.embeds)
 
 
 @dataclass
@@ -126,16 +126,13 @@ class Page:
         return [embed for fence in self.fences for embed in fence.embeds]
 
     def section(self, anchor: str = "") -> range:
-        """Return the line numbers of a section and its heading.
-
-        Without an anchor, all lines.
-        """
+        """Return the line numbers of a section with its heading; of the page for no anchor."""
         if not anchor:
             return range(1, len(self.lines) + 1)
         return range(self.headings[anchor].line, self.headings[anchor].end + 1)
 
     def text(self, anchor: str = "") -> str:
-        """Return the text of a section; the text of the whole page for no anchor."""
+        """Return the text of a section with its heading; of the page for no anchor."""
         return "\n".join(self.lines[number - 1] for number in self.section(anchor))
 
     @cached_property
@@ -180,7 +177,7 @@ class Page:
 def parse(text: str) -> Page:
     """Parse the Markdown text of a page."""
     page = Page(text.split("\n"))
-    heads: list[tuple[int, int, str, str]] = []
+    heads: list[tuple[int, int, str, str]] = []  # (line number, level, text, own anchor)
     number = 1
     while number <= len(page.lines):
         line = page.lines[number - 1]
@@ -196,8 +193,8 @@ def parse(text: str) -> Page:
             heads.append((number, len(match[1]), words, own[1] if own else ""))
         number += 1
     for place, (number, level, words, own) in enumerate(heads):
-        behind = (n for n, other, _, _ in heads[place + 1 :] if other <= level)
-        end = next(behind, len(page.lines) + 1) - 1
+        next_heads = (n for n, other, _, _ in heads[place + 1 :] if other <= level)
+        end = next(next_heads, len(page.lines) + 1) - 1
         anchor = own or _unique(slug(words), page.headings)
         page.headings[anchor] = Heading(number, level, words, anchor, end)
     return page
@@ -206,7 +203,7 @@ def parse(text: str) -> Page:
 def _fence(lines: list[str], number: int, opening: re.Match[str]) -> Fence:
     """Return the code block that opens on line `number`.
 
-    It ends with the page if never closed.
+    If no line closes the block, `end` is the line after the page.
     """
     closing = re.compile(rf"\s*{opening['ticks']}`*\s*")
     after = range(number + 1, len(lines) + 1)
@@ -222,15 +219,15 @@ def _fence(lines: list[str], number: int, opening: re.Match[str]) -> Fence:
 def slug(words: str) -> str:
     """Return the anchor that Python-Markdown gives to the first heading with this text."""
     words = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", words)
-    plain = unicodedata.normalize("NFKD", re.sub(r"[`*$]", "", words))
-    plain = plain.encode("ascii", "ignore").decode()
-    return re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", plain).strip().lower())
+    text = unicodedata.normalize("NFKD", re.sub(r"[`*$]", "", words))
+    text = text.encode("ascii", "ignore").decode()
+    return re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", text).strip().lower())
 
 
-def _unique(anchor: str, known: Collection[str]) -> str:
-    """Return an unused anchor for a heading whose text occurs again, for example `adam_1`."""
+def _unique(anchor: str, used: Collection[str]) -> str:
+    """Return the anchor, or the anchor with a number if it is used, for example `adam_1`."""
     numbered = (f"{anchor}_{number}" for number in itertools.count(1))
-    return next(each for each in itertools.chain([anchor], numbered) if each not in known)
+    return next(each for each in itertools.chain([anchor], numbered) if each not in used)
 
 
 def read(path: Path) -> Page:
@@ -241,7 +238,7 @@ def read(path: Path) -> Page:
 @lru_cache(maxsize=128)
 def _read(path: Path, _mtime: int) -> Page:
     text = path.read_text("utf-8")
-    if path.suffix == ".py":  # a lab: keep the text cells, and keep their line numbers
+    if path.suffix == ".py":  # a lab: keep only the text cells, with their line numbers
         text = re.sub(r"^(?!# ).*$", "", text, flags=re.MULTILINE)
         text = re.sub(r"^# ", "", text, flags=re.MULTILINE)
     return parse(text)
@@ -269,39 +266,42 @@ def embedded_files(root: Path) -> dict[str, list[str]]:
 # --- resolving embeds ------------------------------------------------------------------------
 
 
-def expanded(fence: Fence, root: Path) -> list[str]:
+def expand_embeds(fence: Fence, root: Path) -> list[str]:
     """Return the lines of a code block with its embeds resolved.
 
-    Blank lines separate two embeds. Raises BookError if an embed cannot be resolved.
+    Empty lines separate two embeds. Raises BookError if an embed cannot be resolved.
     """
     embeds = {embed.line: embed for embed in fence.embeds}
     found: list[str] = []
     for number, line in enumerate(fence.lines, fence.line + 1):
         if number not in embeds:
-            found.append(fence.inner(line))
+            found.append(fence.dedent(line))
             continue
         if number > fence.embeds[0].line:
-            apart = fence.embeds[0].file.endswith(".py") and "." not in embeds[number].part
-            found += [""] * (2 if apart else 1)  # only one line between two methods
-        indent = fence.inner(embeds[number].indent)
+            is_python = fence.embeds[0].file.endswith(".py")
+            is_method = "." in embeds[number].part
+            found += [""] * (2 if is_python and not is_method else 1)  # as in PEP 8
+        indent = fence.dedent(embeds[number].indent)
         found += [indent + text if text else "" for text in resolve(embeds[number], root)]
     return found
 
 
 def resolve(embed: Embed, root: Path) -> list[str]:
-    """Return the dedented lines of a file, a section or a line range that are embedded.
+    """Return the lines that an embed inserts, without their common indentation.
 
     Raises BookError if the file, the section or the lines do not exist.
     """
     path = root / embed.file
     if not path.is_file() or not _is_inside(path, root):
-        raise BookError(f"the embedded file {embed.file} does not exist: correct its path")
+        raise BookError(
+            f"the embedded file {embed.file} does not exist in the book: correct its path"
+        )
     return list(_lines_of(path, embed.file, embed.part, path.stat().st_mtime_ns))
 
 
 @lru_cache(maxsize=8192)
 def _lines_of(path: Path, file: str, part: str, _mtime: int) -> list[str]:
-    """Return the dedented lines of a part of a file, computed once per state of the file."""
+    """Return the dedented lines of a part of a file; cached until the file changes."""
     text = path.read_text("utf-8")
     lines = text.splitlines()
     if match := re.fullmatch(r":?(\d*)(?::(\d*))?", part):
@@ -317,7 +317,7 @@ def _lines_of(path: Path, file: str, part: str, _mtime: int) -> list[str]:
 
 @lru_cache(maxsize=4096)
 def _is_inside(path: Path, root: Path) -> bool:
-    """Return whether a file lies in a folder, after links are resolved."""
+    """Return whether a file is inside a folder, after symbolic links are resolved."""
     return path.resolve().is_relative_to(root.resolve())
 
 
@@ -331,24 +331,24 @@ def _section(file: str, part: str, text: str, lines: list[str]) -> list[str]:
                 "marker: add the end marker"
             )
         return lines[marks["start", part] + 1 : marks["end", part]]
-    named = _named(text) if file.endswith(".py") else {}
-    if part in named:
-        first, last = named[part]
+    definitions = _definitions(text) if file.endswith(".py") else {}
+    if part in definitions:
+        first, last = definitions[part]
         return lines[first - 1 : last]
-    known = sorted({mark for _, mark in marks} | set(named))
+    names = sorted({name for _, name in marks} | set(definitions))
     raise BookError(
-        f"{file} has no section, function or class {part!r}; it has: {', '.join(known)}"
+        f"{file} has no section, function or class {part!r}: choose one of {', '.join(names)}"
     )
 
 
 @lru_cache(maxsize=1024)
-def _named(source: str) -> dict[str, tuple[int, int]]:
-    """Return the first and last line of every function and class.
+def _definitions(source: str) -> dict[str, tuple[int, int]]:
+    """Return the first and the last line of every function and class, by name.
 
-    The name of a nested function is entered alone and with its class: ``launch`` and
-    ``Bucket.launch``. If a name occurs twice, the outermost function counts.
+    A method has two names, without and with its class: ``launch`` and ``Bucket.launch``. The
+    same is true for a nested function. If a name occurs twice, the outermost definition counts.
     """
-    named: dict[str, tuple[int, int]] = {}
+    definitions: dict[str, tuple[int, int]] = {}
     level: list[tuple[str, ast.AST]] = [("", ast.parse(source))]
     statements = (ast.stmt, ast.excepthandler, ast.match_case)  # only these contain functions
     while level:
@@ -361,9 +361,9 @@ def _named(source: str) -> dict[str, tuple[int, int]]:
                 if isinstance(child, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef):
                     first = min([child.lineno, *(d.lineno for d in child.decorator_list)])
                     lines = first, child.end_lineno or first
-                    named.setdefault(child.name, lines)
-                    named.setdefault(f"{prefix}{child.name}", lines)
+                    definitions.setdefault(child.name, lines)
+                    definitions.setdefault(f"{prefix}{child.name}", lines)
                     inside = f"{prefix}{child.name}."
                 below.append((inside, child))
         level = below
-    return named
+    return definitions

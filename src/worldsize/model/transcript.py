@@ -1,6 +1,7 @@
-"""Transcripts: the commands of a program, what they printed, and where that was recorded.
+"""Parse transcripts and compare outputs.
 
-A transcript is a text file beside its program::
+A transcript contains the commands of a program, their outputs, and the machine that recorded
+them. It is a text file next to the program::
 
     # recorded 2026-11-21 on 2 CPU cores (x86_64), torch 2.13.0, Python 3.11.7, in 4.1 s
     $ torchrun --nproc-per-node=4 ring_all_reduce.py
@@ -10,10 +11,11 @@ A transcript is a text file beside its program::
     RuntimeError: what the program printed
     [exit status 1]
 
-The first line is the provenance. If it was recorded on a GPU, it may end with the clock of the
-GPU: ``, SM clock 1410 to 1980 of 1980 MHz, lowered by power limit``. A ``$`` line is a command:
-what the reader types, what is run and what was recorded. ``[exit status N]`` under a command
-says that it leaves with N.
+The first line is the provenance. If the transcript was recorded on a GPU, this line may end
+with the clock rate of the GPU:
+``, SM clock 1410 to 1980 of 1980 MHz, lowered by power limit``. A line that starts with ``$``
+is a command. The reader types it, and the tests run exactly the same command. The line
+``[exit status N]`` follows the output of a command whose exit status is N and not 0.
 """
 
 from __future__ import annotations
@@ -25,13 +27,14 @@ from dataclasses import dataclass, field
 
 from worldsize.model import BookError
 
-TIMING_FACTOR = 500  # between a measured number here and on another, busy machine
-PERCENTAGE_FACTOR = 50  # the same for a measured percentage
-EXACT_FACTOR = 1.5  # between two numbers after ≈ that do not depend on the machine
-ROUNDING_FACTOR = 10  # the same for a number like 3e-7, which is a sum of rounding errors
-GPU_TIMING_FACTOR = 1.5  # between two measured numbers on the same kind of GPU
-GPU_RATIO_FACTOR = 1.1  # the same for a number before × or %
-FLOAT32 = 1e-6  # relative; more digits than float32 has differ from machine to machine
+# The largest factor between two numbers after ≈ that count as equal:
+TIMING_FACTOR = 500  # for measured numbers, because the machines differ and may be busy
+PERCENTAGE_FACTOR = 50  # for measured percentages
+EXACT_FACTOR = 1.5  # for numbers that do not depend on the machine
+ROUNDING_FACTOR = 10  # for numbers such as 3e-7, which are sums of rounding errors
+GPU_TIMING_FACTOR = 1.5  # for numbers on the same kind of GPU
+GPU_RATIO_FACTOR = 1.1  # for numbers before × or % on the same kind of GPU
+FLOAT32 = 1e-6  # relative; further digits of a float32 number differ between machines
 
 _WHOLE = r"\d+(?:[,_]\d{3})*"
 _NUMBER = rf"[-+]?{_WHOLE}(?:\.\d+)?(?:[eE][-+]?\d+)?"
@@ -54,16 +57,16 @@ _CLOCKS = re.compile(
 
 @dataclass(frozen=True)
 class Clocks:
-    """The clock of the SMs in MHz, while the commands of a transcript used the GPU."""
+    """The clock rates of the SMs in MHz while the commands of a transcript used the GPU."""
 
     lowest: int
     highest: int
-    maximum: int  # that this kind of GPU can reach
+    maximum: int  # the highest rate that this kind of GPU can reach
     reasons: tuple[str, ...] = ()  # why the clock was lowered, in words
 
     @classmethod
     def parse(cls, text: str) -> Clocks | None:
-        """Read the end of a provenance line; None where it has another form."""
+        """Parse the clock rates in a provenance line; return None if they are not valid."""
         match = _CLOCKS.fullmatch(text)
         if match is None:
             return None
@@ -87,7 +90,7 @@ class Provenance:
     torch: str
     python: str
     seconds: float
-    clocks: Clocks | None = None  # of the GPU; older recordings have none
+    clocks: Clocks | None = None  # None for a CPU, and for older recordings on a GPU
 
     def __str__(self) -> str:
         clocks = f", {self.clocks}" if self.clocks else ""
@@ -99,100 +102,110 @@ class Provenance:
 
 @dataclass
 class Command:
-    """One command of a transcript: the line after ``$``, its output, its exit status."""
+    """A command of a transcript: the text after ``$``, its output and its exit status."""
 
     command_line: str
     output: list[str] = field(default_factory=list)
     status: int = 0
-    line: int = 1
+    line: int = 1  # the line number of the command in the transcript
 
     def lines(self) -> list[str]:
-        """The command as it stands in the file, with all that belongs to it."""
+        """Return the lines of the command in its file: the command, its output, its status."""
         ending = [f"[exit status {self.status}]"] if self.status else []
         return [*f"$ {self.command_line}".split("\n"), *self.output, *ending]
 
 
 @dataclass
 class Transcript:
-    """A whole transcript."""
+    """A parsed transcript."""
 
     commands: list[Command]
     provenance: Provenance | None = None
     name: str = field(default="transcript", compare=False)  # its path, for messages
 
     @classmethod
-    def parse(cls, text: str, name: str = "transcript", above: int = 0) -> Transcript:
-        """Read a transcript of the file ``name``, in which ``above`` lines stand before it.
+    def parse(cls, text: str, name: str = "transcript", offset: int = 0) -> Transcript:
+        """Parse the text of a transcript.
 
-        Raises BookError with file and line where it is not one.
+        ``name`` is the file that contains the text, and ``offset`` is the number of lines of
+        this file before the text. Raises BookError, with file and line, if the text is not a
+        valid transcript.
         """
 
-        def wrong(message: str, number: int) -> BookError:
-            return BookError(f"{name}:{above + number}: {message}")
+        def error(message: str, number: int) -> BookError:
+            return BookError(f"{name}:{offset + number}: {message}")
 
         lines = text.rstrip("\n").split("\n") if text.strip() else []
         if not lines:
-            raise wrong("the transcript is empty: write its `$ command` line", 1)
+            raise error("the transcript is empty: write a `$ command` line into it", 1)
         provenance, commands = None, []
         if lines[0].startswith("# "):
             match = _PROVENANCE.match(lines[0])
             clocks = Clocks.parse(match["clocks"]) if match and match["clocks"] else None
             if match is None or (match["clocks"] and clocks is None):
-                raise wrong("this is no `# recorded …` line", 1)
+                raise error(
+                    "this is not a valid `# recorded …` line: delete it and record again", 1
+                )
             parts = {"seconds": float(match["seconds"]), "clocks": clocks}
             provenance = Provenance(**match.groupdict() | parts)
-        goes_on = False
+        is_continued = False  # whether the command continues on the next line
         for number, line in enumerate(lines, 1):
             if provenance and number == 1:
                 continue
-            if goes_on:
+            if is_continued:
                 commands[-1].command_line += f"\n{line}"
             elif line.startswith("$ "):
                 commands.append(Command(line[2:], line=number))
             elif not commands:
-                raise wrong("output before the first `$ command` line", number)
+                what = "this output is before the first `$ command` line"
+                raise error(f"{what}: write its command above it", number)
             elif match := _STATUS.match(line):
                 commands[-1].status = int(match[1])
             elif commands[-1].status:
-                raise wrong("output after `[exit status …]`", number)
+                what = "this output is after `[exit status …]`"
+                raise error(f"{what}: move it above the exit status", number)
             else:
                 commands[-1].output.append(line)
-            goes_on = line.endswith("\\") and (goes_on or line.startswith("$ "))
+            is_continued = line.endswith("\\") and (is_continued or line.startswith("$ "))
         if not commands:
-            raise wrong("no `$ command` line", 1)
+            raise error("the transcript has no `$ command` line: add one", 1)
         return cls(commands, provenance, name)
 
     def text(self) -> str:
-        """The transcript as it stands in its file."""
+        """Return the text of the transcript, as `parse` expects it."""
         head = [str(self.provenance)] if self.provenance else []
         body = [line for command in self.commands for line in command.lines()]
         return "\n".join([*head, *body]) + "\n"
 
 
 def output_lines(text: str) -> list[str]:
-    """What a command printed, as lines without trailing blanks, fit to stand in a transcript.
+    """Return the output of a command as lines for a transcript, without trailing whitespace.
 
-    Raises ValueError where a line would be read back as something else.
+    A carriage return deletes the text before it, as in a terminal. Raises ValueError if
+    `Transcript.parse` would not read a line as output.
     """
     lines = [re.sub(r".*\r(?=.)", "", line).rstrip() for line in text.rstrip().split("\n")]
     lines = [] if lines == [""] else lines
     for line in lines:
         if line.startswith("$ ") or _STATUS.match(line):
-            raise ValueError(f"the output line {line!r} would read as a transcript's own line")
+            raise ValueError(
+                f"the output line {line!r} would be read as a command or an exit status of the "
+                "transcript: let the program print something else"
+            )
     return lines
 
 
 @dataclass(frozen=True)
 class Tolerances:
-    """How far the numbers of an output may differ from those of a transcript.
+    """The allowed differences between the numbers of an output and those of a transcript.
 
-    A number after ``≈`` that lies in a match of one of the patterns ``measured`` is a time, or
-    depends on the machine in another way. All other numbers are the same on every machine.
+    A number after ``≈`` is called measured if it is in a match of one of the patterns
+    ``measured``. Such a number is a time, or depends on the machine in a different way.
     """
 
     measured: tuple[str, ...] = ()  # regular expressions, searched in each line
-    compare_points: bool = True  # whether the curves of the figure must agree
-    same_gpu: bool = False  # whether it ran on the kind of GPU that the transcript names
+    compare_points: bool = True  # whether the curves of the figure must be equal
+    same_gpu: bool = False  # whether output and transcript are from the same kind of GPU
 
     def is_measured(self, line: str, position: int) -> bool:
         """Return whether the number at ``position`` of a line depends on the machine."""
@@ -200,7 +213,7 @@ class Tolerances:
         return any(match.start() <= position < match.end() for match in matches)
 
     def allow(self, expected: re.Match, actual: re.Match) -> bool:
-        """Return whether two numbers after ``≈`` agree; each is a match in its line."""
+        """Return whether two numbers after ``≈`` agree, given as matches of `APPROXIMATE`."""
         pair = expected[0], actual[0]
         a, b = map(_value, pair)
         low, high = sorted((abs(a), abs(b)))
@@ -219,25 +232,25 @@ class Tolerances:
         return high + digit <= factor * (low + digit)
 
 
-EXACT = Tolerances()  # of a program that declares no measured numbers
+DEFAULT_TOLERANCES = Tolerances()  # for a program that declares no measured numbers
 
 
 def _shape(line: str) -> str:
-    """Return the line without the numbers that may differ."""
+    """Return the line with placeholders instead of the numbers that may differ."""
     if "≈" in line:
         line = re.sub(r" +", " ", APPROXIMATE.sub(r"≈#\1", line))
         line = line.replace(" ≈#", "≈#").strip()
     return _DECIMAL.sub("#.#", line)
 
 
-def same_line(expected: str, actual: str, tolerances: Tolerances = EXACT) -> bool:
+def same_line(expected: str, actual: str, tolerances: Tolerances = DEFAULT_TOLERANCES) -> bool:
     """Return whether two output lines agree.
 
     Text and integers must be equal. A decimal may differ by one unit of its last printed digit,
     because kernels for different instruction sets add in different orders. A number directly
-    after ``≈`` may be 1.5 times larger or smaller; if the ``tolerances`` say that it was
-    measured, `TIMING_FACTOR` times, and a percentage `PERCENTAGE_FACTOR` times. Differences are
-    counted from the last digit, so that 0.0% is near 0.1% and far from 75%.
+    after ``≈`` may be larger or smaller by a factor, which depends on ``tolerances`` and on the
+    kind of the number (see `TIMING_FACTOR` and the constants after it). One or two units of the
+    last digit are also allowed, so that 0.0% and 0.1% agree, but 0.0% and 75% do not.
     """
     if expected == actual:
         return True
@@ -260,7 +273,7 @@ def _last_digit(text: str) -> float:
     """Return one unit of the last digit of a number: 0.1 for 3.5, 1e-8 for 2.5e-7."""
     mantissa, _, exponent = text.rstrip("%× ").lower().partition("e")
     if exponent and not _value(text):
-        return 1e-6  # an error of 0e+00 is none in float32
+        return 1e-6  # 0e+00 is an error that is too small for float32
     return 10.0 ** (int(exponent or 0) - len(mantissa.partition(".")[2]))
 
 
@@ -269,12 +282,12 @@ def _value(text: str) -> float:
 
 
 def _decimals(line: str) -> list[str]:
-    """Return the numbers of a line that are neither behind ``≈`` nor whole."""
+    """Return the numbers of a line that are not integers and do not follow ``≈``."""
     return _DECIMAL.findall(APPROXIMATE.sub("", line))
 
 
 def difference(
-    expected: list[str], actual: list[str], tolerances: Tolerances = EXACT
+    expected: list[str], actual: list[str], tolerances: Tolerances = DEFAULT_TOLERANCES
 ) -> list[str]:
     """Return a short diff between two outputs; it is empty if `same_line` accepts all lines."""
     shapes = [_shape(line) for line in expected], [_shape(line) for line in actual]

@@ -1,1 +1,1 @@
-"""The site: what MkDocs shows of the book, beside the Markdown of its pages."""
+"""The MkDocs plugin and the Markdown extension that build the website of the book."""

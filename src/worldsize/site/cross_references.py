@@ -1,11 +1,11 @@
-"""Links: how data files name a place of the book, and the Markdown link that it becomes.
+"""Convert the names that data files use for places in the book into Markdown links.
 
-    02_ddp                   a page             02_ddp#overlap     a section of it
-    lab02                    a lab              lab02#step-6       a step of it
+    02_ddp                   a page             02_ddp#overlap     a section of a page
+    lab02                    a lab              lab02#step-6       a step of a lab
     02_ddp?Why does          a question         11_references#zero an entry of the reading list
     program:02_ddp/naive.py  a program
 
-A Fault says what is not there.
+The functions raise SchemaError if there is no such place.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from worldsize.site.yaml_schema import SchemaError
 
 
 class Link(NamedTuple):
+    """A link to a place in the book. `str(link)` is its Markdown."""
+
     title: str
     url: str
 
@@ -29,7 +31,7 @@ class Link(NamedTuple):
 
 
 def _path(name: str, root: Path) -> Path:
-    """The file of a page or a lab."""
+    """Return the file of a page or a lab. Raise SchemaError if there is none."""
     if lab := re.fullmatch(r"lab(\d\d)", name):
         found = sorted((root / "labs").glob(f"lab{lab[1]}_*.py"))
     else:
@@ -40,14 +42,18 @@ def _path(name: str, root: Path) -> Path:
 
 
 def section(target: str, root: Path) -> tuple[Page, range]:
-    """The page of a section, and its lines; all lines for an entry, which comes from data."""
+    """Return the page of a section, and the numbers of the lines of the section.
+
+    These are all lines of the page if the target names no section, or if the section is an
+    entry of the reading list, whose headings come from data.
+    """
     name, _, anchor = target.partition("#")
     page = read(_path(name, root))
     return page, page.section(anchor if anchor in page.headings else "")
 
 
 def link(target: str, root: Path) -> Link:
-    """The link to a target, with the title of the place it leads to."""
+    """Return the link to a target. Its title is the title of that place."""
     if target.startswith("program:"):
         program = f"snippets/{target.removeprefix('program:')}"
         if not (root / program).is_file():
@@ -57,27 +63,30 @@ def link(target: str, root: Path) -> Link:
     path = _path(name, root)
     page, lab = read(path), path.suffix == ".py"
     number = re.match(r"(?:lab)?(\d\d)", path.name)
-    before = f"{'Lab ' if lab else ''}{number[1]} · " if number else ""
+    prefix = f"{'Lab ' if lab else ''}{number[1]} · " if number else ""
     url = f"/labs/{path.name}" if lab else f"/{name}.md"
     if mark == "?":
-        return Link(f"{before}“{_question(page, path, rest)}”", f"{url}#check-yourself")
+        return Link(f"{prefix}“{_question(page, path, rest)}”", f"{url}#check-yourself")
     if not rest:
-        title = page.title if lab else before + page.title.split(":")[0]
+        title = page.title if lab else prefix + page.title.split(":")[0]
         return Link(title, url)
-    if lab:  # `step-4` stands for `step-4-average-the-gradients`
+    if lab:  # `step-4` is short for `step-4-average-the-gradients`
         rest = next((each for each in page.headings if each.startswith(f"{rest}-")), rest)
-    known = {anchor: heading.text for anchor, heading in page.headings.items()}
-    if name == "11_references":  # whose tables are made from data
-        known |= references.titles(root)
-    if rest not in known:
+    titles = {anchor: heading.text for anchor, heading in page.headings.items()}
+    if name == "11_references":  # its tables are made from data
+        titles |= references.titles(root)
+    if rest not in titles:
         raise SchemaError(f"{name} has no section #{rest}")
-    return Link(f"{before}{known[rest]}", f"{url}#{rest}")
+    return Link(f"{prefix}{titles[rest]}", f"{url}#{rest}")
 
 
 def _question(page: Page, path: Path, start: str) -> str:
-    """The first sentence of the one question of a page that begins so."""
-    asked = (re.match(r'\?\?\? question "(.*)"', line) for _, line in page.prose())
-    found = [match[1] for match in asked if match and match[1].startswith(start)]
+    """Return the first sentence of the question that begins with `start`.
+
+    Raise SchemaError unless exactly one question of the page begins with this text.
+    """
+    matches = (re.match(r'\?\?\? question "(.*)"', line) for _, line in page.prose())
+    found = [match[1] for match in matches if match and match[1].startswith(start)]
     if len(found) != 1:
-        raise SchemaError(f"{len(found)} questions of {path.name}: {start!r}")
+        raise SchemaError(f"{len(found)} questions of {path.name} begin with {start!r}, not 1")
     return re.match(r".+?[.?](?= |$)", found[0])[0]

@@ -1,10 +1,12 @@
-"""Bound: the book and each of its tracks as PDF and EPUB: python -m worldsize.site.ebook_export
-site
+"""Export the book and each of its tracks as PDF and EPUB.
 
-Both are made from the Markdown that lies beside each page of a built site (`plain.py`), in the
-order of its navigation: pandoc makes the EPUB, and the text that Typst sets as PDF. A link to a
-page, or to anything on a page, that is in the same volume stays inside it. Beside the volumes
-lies the site itself, packed.
+    PYTHONPATH=src python -m worldsize.site.ebook_export site
+
+Each volume is made from the Markdown of pages that `llms_txt` has written into the built site,
+in the order of the navigation. pandoc converts it to an EPUB and to a Typst file, and Typst
+converts this file to a PDF. A link to a page of the same volume, or to a section of such a
+page, points to a heading of the volume. The folder of the volumes also gets the zip file of the
+site.
 """
 
 from __future__ import annotations
@@ -26,8 +28,8 @@ from worldsize.site import offline_zip
 
 LISTED = re.compile(r"^- \[(.+)\]\((\S+?)index\.md\)", re.MULTILINE)
 ID = re.compile(r'<(\w+)\b[^>]*?\bid="?([^"\s>]+)')
-READ = "commonmark_x"  # Markdown with formulas, tables, and names of headings
-FONTS = Path(ziafont.__file__).parent / "fonts"  # with the signs that Typst's own fonts lack
+INPUT_FORMAT = "commonmark_x"  # Markdown with formulas, tables, and ids of headings
+FONTS = Path(ziafont.__file__).parent / "fonts"  # with symbols that Typst's own fonts lack
 STYLE = """
 #show raw.where(block: true): set text(size: 7.6pt)
 #show raw.where(block: true): block.with(fill: luma(246), inset: 5pt, radius: 2pt, width: 100%)
@@ -35,7 +37,7 @@ STYLE = """
 #show link: set text(fill: rgb("#00558a"))
 """
 CSS = "pre { white-space: pre-wrap; font-size: 0.8em } img { max-width: 100% }"
-SAID = {
+METADATA = {
     "author": "The World Size authors",
     "lang": "en",
     "papersize": "a4",
@@ -46,28 +48,31 @@ SAID = {
 
 @dataclass
 class Site:
-    """A built site."""
+    """A built site in a folder."""
 
     folder: Path
 
     @cached_property
     def pages(self) -> dict[str, str]:
-        """The titles of the pages of the book by address, in the navigation's order."""
+        """Return the titles of all pages by their addresses, in the order of the navigation."""
         found = LISTED.findall((self.folder / "llms.txt").read_text("utf-8"))
         return {address: title for title, address in found}
 
     @cached_property
     def address(self) -> str:
-        return min(self.pages, key=len)  # of its home page
+        """Return the address of the home page."""
+        return min(self.pages, key=len)
 
     def file(self, page: str, name: str) -> Path:
+        """Return the path of a file in the folder of a page."""
         return self.folder / page.removeprefix(self.address) / name
 
-    def plain(self, page: str) -> str:
+    def markdown(self, page: str) -> str:
+        """Return the Markdown of a page."""
         return self.file(page, "index.md").read_text("utf-8")
 
     def headings(self, page: str) -> dict[str, str]:
-        """By what may be linked to on a page, the name of the heading that it stands under."""
+        """Return, for each id on a page, the id of the heading above it."""
         _, _, html = self.file(page, "index.html").read_text("utf-8").partition("<article")
         under, last = {}, ""
         for tag, name in ID.findall(html.partition("</article>")[0]):
@@ -76,20 +81,20 @@ class Site:
             under[name] = name if re.fullmatch("h[1-6]", tag) else last
         return under
 
-    def linked(self, page: str) -> list[str]:
-        """A page, and those of the book that it leads to: what a track consists of."""
-        led = {page, *re.findall(r"\]\(([^)\s#?]+)", self.plain(page))}
-        return [each for each in self.pages if each in led and each != self.address]
+    def track_pages(self, page: str) -> list[str]:
+        """Return the page of a track and all pages that it links to, without the home page."""
+        targets = {page, *re.findall(r"\]\(([^)\s#?]+)", self.markdown(page))}
+        return [each for each in self.pages if each in targets and each != self.address]
 
 
-def label(site: Site, page: str, name: str) -> str:
-    """The name of a heading in a volume, in which pages share one space of names."""
-    place = page.removeprefix(site.address).strip("/").replace("/", "-")
-    return f"{place or 'book'}--{name}"
+def heading_id(site: Site, page: str, name: str) -> str:
+    """Return the id of a heading that is unique in a volume. `name` is its id on the page."""
+    path = page.removeprefix(site.address).strip("/").replace("/", "-")
+    return f"{path or 'book'}--{name}"
 
 
 def markdown(site: Site, pages: list[str]) -> str:
-    """The pages as one text."""
+    """Return the Markdown of a volume: its pages, with links between them."""
     under = {page: site.headings(page) for page in pages}
 
     def link(found: re.Match[str]) -> str:
@@ -97,18 +102,18 @@ def markdown(site: Site, pages: list[str]) -> str:
         if page not in under:
             return found[0]
         heading = under[page].get(name) or next(filter(None, under[page].values()))
-        return f"](#{label(site, page, heading)})"
+        return f"](#{heading_id(site, page, heading)})"
 
     text = []
     for page in pages:
-        here = parse(site.plain(page))
+        here = parse(site.markdown(page))
         names = iter(dict.fromkeys(each for each in under[page].values() if each))
         for number, line in enumerate(here.lines, 1):
             if number not in here.code:
                 line = re.sub(r"\]\((https?://[^)\s?]+)\)", link, line)
                 line = re.sub(rf"(!\[.*?\]\(){site.address}", rf"\1{site.folder}/", line)
                 if re.match(r"\s*#{1,6} ", line):
-                    line += f" {{#{label(site, page, next(names))}}}"
+                    line += f" {{#{heading_id(site, page, next(names))}}}"
                 elif line.startswith("The Markdown of <"):
                     line = f"<{page}>"
             text.append(line)
@@ -116,29 +121,33 @@ def markdown(site: Site, pages: list[str]) -> str:
     return "\n".join(text)
 
 
-def bind(site: Site, pages: list[str], title: str, to: Path) -> None:
-    """Write a volume as `to` with the endings .pdf and .epub."""
-    with tempfile.TemporaryDirectory(prefix="bound-") as folder:
+def write_volume(site: Site, pages: list[str], title: str, to: Path) -> None:
+    """Write a volume as PDF and EPUB, to the path `to` with the suffixes .pdf and .epub."""
+    with tempfile.TemporaryDirectory(prefix="ebook-") as folder:
         parts = {
             "text.md": markdown(site, pages),
             "style.typ": STYLE,
             "book.css": CSS,
-            "said.json": json.dumps({"title": title, **SAID}),
+            "metadata.json": json.dumps({"title": title, **METADATA}),
         }
-        text, style, css, about = (Path(folder, name) for name in parts)
+        text, style, css, metadata = (Path(folder, name) for name in parts)
         for name, part in parts.items():
             Path(folder, name).write_text(part, "utf-8")
-        said = ["--standalone", "--toc", "--toc-depth=2", f"--metadata-file={about}"]
-        kinds = {
+        options = ["--standalone", "--toc", "--toc-depth=2", f"--metadata-file={metadata}"]
+        formats = {
             "epub3": (to.with_suffix(".epub"), ["--mathml", "--split-level=1", f"--css={css}"]),
             "typst": (Path(folder, "text.typ"), [f"--include-in-header={style}"]),
         }
-        for kind, (file, more) in kinds.items():
+        for output_format, (file, more) in formats.items():
             pypandoc.convert_file(
-                str(text), kind, format=READ, outputfile=str(file), extra_args=[*said, *more]
+                str(text),
+                output_format,
+                format=INPUT_FORMAT,
+                outputfile=str(file),
+                extra_args=[*options, *more],
             )
         typst.compile(
-            kinds["typst"][0],
+            formats["typst"][0],
             output=to.with_suffix(".pdf"),
             root="/",
             font_paths=[FONTS],
@@ -147,24 +156,24 @@ def bind(site: Site, pages: list[str], title: str, to: Path) -> None:
 
 
 def volumes(site: Site) -> dict[str, tuple[str, list[str]]]:
-    """The titles and pages of the volumes, by the names of their files."""
-    own = f"{site.address}contributing/"  # for those who change the book
-    pages = [page for page in site.pages if not page.startswith(own)]
-    every = {"world-size": ("World Size", pages)}
+    """Return the title and the pages of each volume, by the name of its file."""
+    excluded = f"{site.address}contributing/"
+    pages = [page for page in site.pages if not page.startswith(excluded)]
+    found = {"world-size": ("World Size", pages)}
     for page, title in site.pages.items():
         if page.startswith(f"{site.address}tracks/"):
-            every[page.split("/")[-2]] = (f"World Size: {title}", site.linked(page))
-    return every
+            found[page.split("/")[-2]] = (f"World Size: {title}", site.track_pages(page))
+    return found
 
 
 def main(folder: str) -> None:
     site = Site(Path(folder).resolve())
     (site.folder / "book").mkdir(exist_ok=True)
     for name, (title, pages) in volumes(site).items():
-        bind(site, pages, title, site.folder / "book" / name)
-        print(f"{name}.pdf and {name}.epub: {len(pages)} pages of the site", flush=True)
+        write_volume(site, pages, title, site.folder / "book" / name)
+        print(f"{name}.pdf and {name}.epub contain {len(pages)} pages of the site", flush=True)
     offline_zip.pack(site.folder, site.folder / offline_zip.FILE)
-    print(f"{Path(offline_zip.FILE).name}: the site")
+    print(f"{Path(offline_zip.FILE).name} contains the whole site")
 
 
 if __name__ == "__main__":

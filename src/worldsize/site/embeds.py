@@ -1,12 +1,14 @@
-"""Embedded: how a program and its transcript look on a page.
+"""Render the programs, outputs and figures that a page embeds.
 
-- a fence that embeds (part of) a program is preceded by the program's path, a link to its page;
-- a fence that embeds a transcript becomes the output, in tabs where the program was recorded on
-  a CPU and on GPUs. A line under it says where it was recorded, except where the page already
-  names that machine at its top;
-- a block that callouts follow gets a numbered marker at each line that they explain;
-- a fence that is not run (`skip="why"`) says so under it;
-- `![…](../snippets/02_ddp/overlap.svg)`, which an editor can follow, becomes the site's copy.
+- If a code block embeds a program or a part of it, a link to the page of the program precedes
+  it.
+- If a code block embeds a transcript, it becomes the output. If the program was recorded on a
+  CPU and on GPUs, each output is a tab. A line below the output names the machine of the
+  recording, unless the page names this machine at its top.
+- If callouts follow a block, each line that they explain gets a numbered marker.
+- If a block is not run (`skip="why"`), a line below it gives the reason.
+- The path of a figure in the repository, such as `![…](../snippets/02_ddp/overlap.svg)`,
+  becomes the path of its copy on the site.
 
 Links start at the root of ``docs/`` (MkDocs resolves them: `absolute_links: relative_to_docs`).
 """
@@ -21,21 +23,27 @@ from pathlib import Path
 from markdown.postprocessors import Postprocessor
 
 from worldsize.model import BookError
-from worldsize.model.page import Embed, Fence, Page, expanded, parse, read, resolve
-from worldsize.model.program import Program, gpu_kind, is_program, owning_program, recorded_on
+from worldsize.model.page import Embed, Fence, Page, expand_embeds, parse, read, resolve
+from worldsize.model.program import (
+    Program,
+    gpu_kind,
+    is_program,
+    owning_program,
+    transcript_device,
+)
 from worldsize.model.transcript import Command, Provenance, difference
 from worldsize.site import template
 
 
 def program_page(name: str) -> str:
-    """The page of a program, from the root of ``docs/``: ``/programs/02_ddp/naive.md``."""
+    """Return the path of a program's page, such as ``/programs/02_ddp/naive.md``."""
     folder, _, rest = name.partition("/")
     stem = rest.rsplit(".", 1)[0]
     return f"/programs/{stem}.md" if folder == "snippets" else f"/programs/{folder}/{stem}.md"
 
 
 def program_link(name: str) -> str:
-    """The Markdown link to a program's page, with the program's file name."""
+    """Return the Markdown link to a program's page, with the file name of the program."""
     return f"[{Path(name).name}]({program_page(name)})"
 
 
@@ -45,16 +53,16 @@ Machine = tuple[str, str, str]  # a device, a release of torch, a release of Pyt
 def usual_machine(page: Page, root: Path) -> Machine | None:
     """Return the machine on which most CPU outputs of a page were recorded.
 
-    Returns None where fewer than two outputs were recorded on one machine: the page then has
-    nothing to say once for all of them.
+    Return None if no machine recorded at least two outputs. A note below each output then names
+    its machine.
     """
     counts: Counter[Machine] = Counter()
     for embed in page.embeds:
         path = root / embed.file
-        program = owning_program(path, root) if recorded_on(path) == "cpu" else None
+        program = owning_program(path, root) if transcript_device(path) == "cpu" else None
         if program and "cpu" in program.devices:
-            at = program.transcript("cpu").provenance
-            counts.update([(at.device, at.torch, at.python)] if at else [])
+            origin = program.transcript("cpu").provenance
+            counts.update([(origin.device, origin.torch, origin.python)] if origin else [])
     (machine, count), *_ = counts.most_common(1) or [(None, 0)]
     return machine if count > 1 else None
 
@@ -66,21 +74,21 @@ def transcript(
     usual: Machine | None = None,
     quotes: Sequence[str] = (),
 ) -> str:
-    """The Markdown of a program's output, a tab for each device where there are several.
+    """Return the Markdown of a program's outputs, which are tabs if there are several devices.
 
-    `parts` are ranges of lines of the `device` transcript ("2:9"); then only they are shown.
-    Below the whole stands, folded, what older releases of torch print in its place. The tab of
-    a GPU comes before the tab of the CPU where the program reads a clock, since speed is about
-    GPUs, and where the program only says on a CPU that it needs a GPU. An output from the
-    `usual` machine of the page does not name it again. The lines that contain `quotes` get
-    markers.
+    If `parts` contains ranges of lines ("2:9"), the Markdown contains only these lines of the
+    transcript of `device`. Otherwise, a folded box below the output shows the outputs of older
+    releases of torch. The tab of the CPU is usually the first one. It is the last one if the
+    program measures something, because readers then want the numbers of a GPU, or if the
+    program fails on a CPU. An output from the `usual` machine of the page does not name the
+    machine. The lines that contain `quotes` get markers.
 
-    Raises BookError where no output contains one of the quotes.
+    Raise QuoteNotFound if no output contains one of the quotes.
     """
     ran = program.transcript("cpu").commands if "cpu" in program.devices else []
-    refused = all(each.status for each in ran if not each.command_line.startswith("nvcc "))
-    last = refused or bool(program.tolerances.measured)
-    devices = sorted(program.devices, key=lambda each: last and each == "cpu")
+    fails = all(each.status for each in ran if not each.command_line.startswith("nvcc "))
+    cpu_is_last = fails or bool(program.tolerances.measured)
+    devices = sorted(program.devices, key=lambda each: cpu_is_last and each == "cpu")
     outputs = [
         {
             "device": machine(program, each),
@@ -92,59 +100,62 @@ def transcript(
     ]
     for each in outputs:
         each["marks"] = marks(each["lines"], quotes)
-        each["header"] = marked("console", each["marks"])
+        each["header"] = header_with_marks("console", each["marks"])
     found = {number for each in outputs for number in each["marks"]}
     for number, quote in enumerate(quotes, start=1):
         if number not in found:
             raise QuoteNotFound(program.transcript_name(device), number, quote)
-    older = {} if parts else printed_before(program)
+    older = {} if parts else older_outputs(program)
     return template.render("transcript", outputs=outputs, older=older)
 
 
-def _unusual(at: Provenance | None, usual: Machine | None) -> Provenance | None:
-    return None if at and (at.device, at.torch, at.python) == usual else at
+def _unusual(origin: Provenance | None, usual: Machine | None) -> Provenance | None:
+    """Return the provenance; None if it is the usual machine of the page."""
+    is_usual = origin and (origin.device, origin.torch, origin.python) == usual
+    return None if is_usual else origin
 
 
 def marks(lines: Sequence[str], quotes: Sequence[str]) -> dict[int, int]:
-    """By the number of each callout, the number of the line that contains its quote.
+    """Return, for the number of each callout, the number of the line that contains its quote.
 
-    The line of a callout is looked for below the line of the callout before it. A callout whose
-    quote is in none of those lines is left out.
+    The search for a quote starts below the line of the callout before it. If no line contains
+    the quote, the callout is not in the result.
     """
     found, above = {}, 0
     for number, quote in enumerate(quotes, start=1):
         below = range(above, len(lines))
-        place = next((at for at in below if quote in lines[at]), None)
-        if place is not None:
-            found[number] = above = place + 1
+        index = next((each for each in below if quote in lines[each]), None)
+        if index is not None:
+            found[number] = above = index + 1
     return found
 
 
 class QuoteNotFound(BookError):
-    """A callout quotes what no line of its block contains."""
+    """A callout quotes a text that no line of its block contains."""
 
     def __init__(self, file: str, number: int, quote: str) -> None:
         where = " below the line of the callout before it" if number > 1 else ""
         super().__init__(
-            f"callout {number} quotes `{quote}`, but no line of {file} contains that{where}"
+            f"callout {number} quotes `{quote}`, but no line of {file} contains it{where}"
         )
         self.number = number
 
 
-def marked(header: str, found: dict[int, int]) -> str:
-    """The header of a fence whose lines get markers, in the syntax of pymdownx.superfences."""
-    if not found:
+def header_with_marks(header: str, marks: dict[int, int]) -> str:
+    """Return the header of a fence whose lines get markers, for pymdownx.superfences."""
+    if not marks:
         return header
     language, _, options = header.strip().partition(" ")
-    numbers = "-".join(map(str, found))
-    lines = " ".join(map(str, found.values()))
+    numbers = "-".join(map(str, marks))
+    lines = " ".join(map(str, marks.values()))
     return f'{{ .{language} .marks-{numbers} {options} hl_lines="{lines}" }}'
 
 
 class Markers(Postprocessor):
-    """Writes the numbers of the callouts next to the lines that they explain.
+    """A processor that adds the numbers of callouts to the lines that they explain.
 
-    The number is an attribute, which the style sheet shows: what a reader copies is the code.
+    The number is an attribute, which the style sheet shows. Readers who copy the block
+    therefore copy only the code.
     """
 
     def run(self, text: str) -> str:
@@ -158,7 +169,7 @@ class Markers(Postprocessor):
 
 
 def check_callouts(path: Path, root: Path) -> None:
-    """Raise BookError with file and line where a callout of a page explains no line."""
+    """Raise BookError, with file and line, if no line contains the quote of a callout."""
     here = read(path)
     for fence in here.fences:
         try:
@@ -174,48 +185,51 @@ def check_callouts(path: Path, root: Path) -> None:
 
 
 def needs(program: Program, device: str) -> list[str]:
-    """The Markdown links to what must lie beside a program for what it does on a device."""
+    """Return links to the files that a program needs in its folder to run on a device."""
     folder = program_page(program.name).rpartition("/")[0]
     tables = [f"[{each.name}]({folder}/{each.name})" for each in program.data(device)]
     return [program_link(each.name) for each in program.dependencies(device)] + tables
 
 
-def printed_before(program: Program) -> dict[str, list[tuple[Command, Command]]]:
-    """By the last release of torch that did so: the commands that printed something else, each
-    as it did up to then and after."""
-    newer, found = program.transcript("cpu") if program.older else None, {}
-    for (major, minor), device in program.older.items():
-        here = program.transcript(device)
-        pairs = zip(here.commands, newer.commands, strict=True)
+def older_outputs(program: Program) -> dict[str, list[tuple[Command, Command]]]:
+    """Return the commands whose outputs a release of torch has changed.
+
+    The keys are the last releases with the older output. Each value contains pairs of the same
+    command, with its older output and with its newer output.
+    """
+    newer, found = program.transcript("cpu") if program.older_transcripts else None, {}
+    for (major, minor), device in program.older_transcripts.items():
+        older = program.transcript(device)
+        pairs = zip(older.commands, newer.commands, strict=True)
         found[f"{major}.{minor}"] = [
             (a, b) for a, b in pairs if a.status != b.status or difference(a.output, b.output)
         ]
-        newer = here
+        newer = older
     return found
 
 
 def machine(program: Program, device: str) -> str:
-    """What a tab calls a device: CPU, H100."""
+    """Return the title of the tab of a device, such as `CPU` or `H100`."""
     if device == "cpu":
         return "CPU"
-    at = program.transcript(device).provenance
-    return gpu_kind(at.device).replace("-", " ").upper() if at else "GPU"
+    origin = program.transcript(device).provenance
+    return gpu_kind(origin.device).replace("-", " ").upper() if origin else "GPU"
 
 
 def _printed(program: Program, device: str, part: str) -> list[str]:
-    """The lines of a program's transcript, but for the one that says where it is from."""
+    """Return lines of a program's transcript, without the line about the recording."""
     lines = resolve(Embed(1, "", f"{program.transcript_name(device)}:{part}"), program.root)
     return lines[lines[0] == str(program.transcript(device).provenance) :]
 
 
 def render(lines: list[str], root: Path) -> list[str]:
-    """A page's Markdown with its embeds as readers see them.
+    """Return the Markdown of a page, with all embeds replaced.
 
-    Raises BookError where an embed has no file or section.
+    Raise BookError if an embed names a file or a section that does not exist.
     """
     page = parse("\n".join(lines))
-    stated = any(line.endswith(".page-machine }") for line in lines)
-    usual = usual_machine(page, root) if stated else None
+    names_machine = any(line.endswith(".page-machine }") for line in lines)
+    usual = usual_machine(page, root) if names_machine else None
     out, last = [], 0
     for fence in page.fences:
         callouts = page.callouts(fence)
@@ -231,39 +245,40 @@ def render(lines: list[str], root: Path) -> list[str]:
 
 
 def _with_figures(line: str) -> str:
+    """Return a line with the paths of figures on the site."""
     return re.sub(r"\]\((\.\./)+(?:snippets/|(?=labs/\w+\.svg))", "](/programs/", line)
 
 
 def _fence(
     fence: Fence, root: Path, quotes: Sequence[str] = (), usual: Machine | None = None
 ) -> list[str]:
-    """One fence as readers see it, without its indentation."""
-    first = fence.embeds[0] if fence.embeds_only else None
+    """Return the lines that replace a fence, without its indentation."""
+    first = fence.embeds[0] if fence.has_only_embeds else None
     path = root / first.file if first else root
-    if first and (device := recorded_on(path)):
+    if first and (device := transcript_device(path)):
         if len({embed.file for embed in fence.embeds}) > 1:
-            raise BookError(f"{first.file} and another file are in one block")
+            raise BookError(f"{first.file} and another file are in one block: use two blocks")
         if program := owning_program(path, root):
             parts = [embed.part for embed in fence.embeds if embed.part]
             return transcript(program, parts, device, usual, quotes).split("\n")
-        raise BookError(f"{first.file} is of no program, but it is shown")
-    lines = expanded(fence, root)
+        raise BookError(f"{first.file} is embedded, but it is not the transcript of a program")
+    lines = expand_embeds(fence, root)
     header, before, after = fence.header, [], []
     if first and is_program(path, root):
         before = [f"[{first.file}]({program_page(first.file)}){{ .program-path }}", ""]
-        header = _without(header, "title")
+        header = _without_option(header, "title")
     if "skip" in fence.options:
         after = ["", f"Not run here: {fence.options['skip']}", "{ .not-run }", ""]
-        header = _without(header, "skip")
+        header = _without_option(header, "skip")
     found = marks(lines, quotes)
     for number, quote in enumerate(quotes, start=1):
         if number not in found:
             raise QuoteNotFound("the block" if first is None else first.target, number, quote)
-    header = marked(header, found)
+    header = header_with_marks(header, found)
     inside = (re.match(r"\s*(`{3,})?", line)[1] or "" for line in lines)
     ticks = "`" * max([3, *(len(mark) + 1 for mark in inside)])
     return [*before, f"{ticks}{header}", *lines, ticks, *after]
 
 
-def _without(header: str, option: str) -> str:
+def _without_option(header: str, option: str) -> str:
     return re.sub(rf'\s*\b{option}="[^"]*"', "", header)

@@ -1,10 +1,13 @@
-"""Tooltips for terms: `docs/glossary.md` is their one source.
+"""Explain the terms of `docs/glossary.md` with tooltips on all pages.
 
-On the glossary page each term gets an id. On every other page the first use of a term in each
-section becomes an `<abbr>` whose title is the first sentence of the term's definition. A page
-with a sense of its own for some says so: ``<!-- not of the glossary: node, capacity -->``.
-The line ``<!-- glossary: index -->`` becomes an index of all terms by letter, and the line
-``<!-- glossary: letters -->`` a row of links to its letters.
+On the glossary page, each term gets an id. On every other page, the first use of a term in each
+section becomes an `<abbr>`. Its title is the first sentence of the term's definition. If a page
+uses terms in a different sense, it lists them:
+
+    <!-- not of the glossary: node, capacity -->
+
+The line ``<!-- glossary: index -->`` is replaced by an index of all terms by letter, and the
+line ``<!-- glossary: letters -->`` by a row of links to the letters.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ NEVER_INSIDE = {"a", "abbr", "code", "pre", "th", "h1", "h2", "h3", "h4", "h5", 
 
 
 def entries(root: Path = ROOT) -> dict[str, str]:
-    """Each entry's definition, by its name or names: `tensor parallelism / TP`."""
+    """Return the definition of each entry, by its names, as in `tensor parallelism / TP`."""
     return _entries(_text(root))
 
 
@@ -44,7 +47,7 @@ def _entries(text: str) -> dict[str, str]:
 
 
 def terms(root: Path = ROOT) -> dict[str, str]:
-    """Each term of the glossary with the first sentence of its definition."""
+    """Return the first sentence of the definition of each term, by the term."""
     return _terms(_text(root))
 
 
@@ -59,12 +62,13 @@ def _terms(text: str) -> dict[str, str]:
 
 
 def slug(term: str) -> str:
+    """Return a term in the form of an id: lower-case Latin letters, digits and hyphens."""
     latin = term.lower().replace("α", "alpha").replace("β", "beta").replace("+", "p")
     return re.sub(r"[^a-z0-9]+", "-", latin).strip("-")
 
 
 def by_letter(root: Path = ROOT) -> dict[str, list[tuple[str, str]]]:
-    """For each first letter, the terms with the slugs of their entries."""
+    """Return the terms with the slugs of their entries, by their first letters."""
     found: dict[str, list[tuple[str, str]]] = {}
     for names in (entry.split(" / ") for entry in entries(root)):
         for name in names:
@@ -78,31 +82,38 @@ def by_letter(root: Path = ROOT) -> dict[str, list[tuple[str, str]]]:
 
 
 def show(words: list[str], root: Path) -> str:
-    """The Markdown of the index of all terms, or of the row of links to its letters."""
+    """Return the Markdown that replaces the comment `<!-- glossary: WORDS -->`."""
     if words not in (["letters"], ["index"]):
         raise SchemaError("write `<!-- glossary: letters -->` or `<!-- glossary: index -->`")
     return template.render(f"glossary/{words[0]}", letters=by_letter(root), slug=slug)
 
 
 @functools.lru_cache(maxsize=128)
-def _wanted(
+def _tooltip_terms(
     text: str, own_senses: frozenset[str]
 ) -> tuple[dict[str, tuple[str, str]], re.Pattern[str]]:
-    """The terms to explain, in small letters, with name and meaning; and what finds them."""
+    """Return the terms to explain, and a pattern that finds them.
+
+    The terms are a dictionary from the term in lower case to its name and its meaning. Raise
+    ValueError if `own_senses` contains a term that is not in the glossary.
+    """
     known = {name.lower(): (name, meaning) for name, meaning in _terms(text).items()}
     if unknown := own_senses - known.keys():
-        raise ValueError(f"not in the glossary anyway: {', '.join(sorted(unknown))}")
-    wanted = {name: known[name] for name in known.keys() - own_senses}
-    tails = defaultdict(list)  # by first letter, the longest first: ten times as fast
-    for name in sorted(wanted, key=len, reverse=True):
+        raise ValueError(
+            f"a page excludes {', '.join(sorted(unknown))}, but the glossary has no such term"
+        )
+    explained = {name: known[name] for name in known.keys() - own_senses}
+    # a pattern that is grouped by the first letters is ten times as fast
+    tails = defaultdict(list)
+    for name in sorted(explained, key=len, reverse=True):
         tails[name[0]].append(re.escape(name[1:]))
-    words = "|".join(f"{re.escape(first)}(?:{'|'.join(of)})" for first, of in tails.items())
-    # a term may stand in the plural, and must not be a part of a longer, hyphenated word
-    return wanted, re.compile(rf"(?<![\w-])({words})(?:e?s)?(?![\w-])", re.IGNORECASE)
+    words = "|".join(f"{re.escape(first)}(?:{'|'.join(rest)})" for first, rest in tails.items())
+    # a term may be a plural, and must not be a part of a longer, hyphenated word
+    return explained, re.compile(rf"(?<![\w-])({words})(?:e?s)?(?![\w-])", re.IGNORECASE)
 
 
 class Tooltips(Treeprocessor):
-    """Explains the terms of a page; on the glossary page, gives each its id."""
+    """A processor that adds tooltips to a page, and ids to the terms of the glossary page."""
 
     def __init__(self, md: Markdown, root: Path = ROOT) -> None:
         super().__init__(md)
@@ -110,7 +121,10 @@ class Tooltips(Treeprocessor):
         self.own_senses: set[str] = set()
 
     def without_own_senses(self, lines: list[str]) -> list[str]:
-        """Take the comment that names the terms with another sense on this page."""
+        """Return the lines without the comment that lists terms with a different sense.
+
+        Store the terms of the comment in `own_senses`.
+        """
         found = [re.match(r"<!-- not of the glossary: (.+) -->$", line) for line in lines]
         listed = ", ".join(match[1] for match in found if match)
         self.own_senses = {name.strip().lower() for name in listed.split(",") if name}
@@ -122,7 +136,7 @@ class Tooltips(Treeprocessor):
             name.set("id", slug("".join(name.itertext()).split(" / ")[0]))
         if lists:
             return
-        self.terms, self.pattern = _wanted(_text(self.root), frozenset(self.own_senses))
+        self.terms, self.pattern = _tooltip_terms(_text(self.root), frozenset(self.own_senses))
         self.seen: set[str] = set()
         if self.terms:
             self._walk(root)
@@ -139,22 +153,22 @@ class Tooltips(Treeprocessor):
             self._mark(element, child)
 
     def _mark(self, parent: ET.Element, after: ET.Element | None) -> None:
-        """Mark the terms in the text of `parent` that stands behind its child `after`."""
+        """Add tooltips to the text of `parent` that follows its child `after`."""
         text = parent.text if after is None else after.tail
         if not text or isinstance(text, AtomicString):
             return
-        place = 0 if after is None else list(parent).index(after) + 1
+        position = 0 if after is None else list(parent).index(after) + 1
         found = []
         for match in self.pattern.finditer(text):
             name, meaning = self.terms[match[1].lower()]
             if meaning in self.seen or (name != name.lower() and match[1] != name):
-                continue  # explained already, perhaps by another name; or "zeros", not ZeRO
+                continue  # already explained under some name, or "zeros" instead of "ZeRO"
             self.seen.add(meaning)
             found.append((match, meaning))
         for match, meaning in reversed(found):
             term = ET.Element("abbr", {"title": meaning})
             term.text, term.tail = AtomicString(match[0]), text[match.end() :]
-            parent.insert(place, term)
+            parent.insert(position, term)
             text = text[: match.start()]
         if after is None:
             parent.text = text

@@ -1,8 +1,8 @@
-"""Functions that write only those files of the site that differ from the files in its folder.
+"""Functions that write a file of the site only if it differs from the existing file.
 
 MkDocs empties the folder of the site, then writes every page and copies every file. This takes
-a third of the time between saving a page and seeing it. With these functions, the old site
-stays until the build replaces its files, and it also stays if a page causes an error. The
+a third of the time between saving a page and seeing it. With these functions, the old files
+stay until the build replaces them. They also stay if a page causes an error. The
 module `prerender` makes MkDocs use them.
 """
 

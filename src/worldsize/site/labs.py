@@ -1,10 +1,10 @@
-"""The pages of labs, which mkdocs-jupyter finds and this module renders.
+"""Render the pages of labs, which mkdocs-jupyter finds.
 
-mkdocs-jupyter finds the lab scripts, makes a page of each, and copies each script into the
-folder of its page. However, its HTML contains 600 kB of notebook styles, and loads a script
-from another host. No option removes these. The plugin therefore replaces its rendering: the
-cells of a lab become Markdown, with the same code blocks, formulas, table of contents and dark
-scheme as a chapter.
+mkdocs-jupyter finds the lab scripts, creates a page for each of them, and copies each script
+into the folder of its page. However, its HTML contains 600 kB of notebook styles, and loads a
+script from a different host. No option removes these. The plugin of the book therefore renders
+labs itself. The cells of a lab become Markdown, with the same code blocks, formulas, table of
+contents and dark scheme as a chapter.
 """
 
 from __future__ import annotations
@@ -27,20 +27,21 @@ MARK = re.compile(r"^\s*(?:#|//) (>>>|<<<|hint:).*\n?", re.MULTILINE)
 
 
 def is_lab(file: File) -> bool:
+    """Return whether a file of the site is the script of a lab."""
     return bool(LAB.fullmatch(file.src_uri))
 
 
 @functools.lru_cache(maxsize=64)
 def cells(script: str) -> list[NotebookNode]:
-    """The cells of a percent script."""
+    """Return the cells of a percent script."""
     return jupytext.reads(script, fmt="py:percent").cells
 
 
 @functools.lru_cache(maxsize=64)
 def to_markdown(script: str) -> str:
-    """Return a percent script's cells as one Markdown text.
+    """Return the cells of a percent script as one Markdown text.
 
-    The marks around solutions and the hints for blanks, which `start.py` reads, are left out.
+    The text does not contain the marks around solutions and the hints, which `start.py` reads.
     """
     parts = []
     for cell in cells(script):
@@ -52,9 +53,12 @@ def to_markdown(script: str) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def page_text(page: Page, root: Path, opens: dict[str, str]) -> str:
-    """The Markdown of a lab's page, with links to where its notebook opens; sets its
-    description where it has none."""
+def page_text(page: Page, root: Path, notebook_links: dict[str, str]) -> str:
+    """Return the Markdown of the page of a lab, with links that open its notebook.
+
+    Also set the description of the page, if it has none. Raise ValueError if the lab does not
+    begin with a title.
+    """
     text = to_markdown(Path(page.file.abs_src_path).read_text("utf-8"))
     title, _, rest = text.partition("\n")
     if not title.startswith("# "):
@@ -69,7 +73,7 @@ def page_text(page: Page, root: Path, opens: dict[str, str]) -> str:
         "lab",
         title=title,
         name=program.path.stem,
-        opens=opens,
+        notebook_links=notebook_links,
         cells=rest,
         transcript=transcript(program) if program.devices else "",
     )

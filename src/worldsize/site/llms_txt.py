@@ -1,8 +1,9 @@
-"""Plain: beside each page its Markdown, for machines that read; `llms.txt` is the map of them.
+"""Write the Markdown of each page next to its HTML, and `llms.txt`, which lists these files.
 
-It is the text of which the page's HTML is made, with what it embeds and shows. What only this
-site understands becomes what every reader of Markdown does: a tab or a box is an item of a
-list, HTML and attributes are left out, and a link has its whole address.
+Other programs can read this Markdown. It is the text from which the HTML of the page is made,
+with its embeds and directives replaced. Syntax that only this site supports is converted to
+standard Markdown: a tab or a box becomes an item of a list, links become absolute, and HTML and
+attributes are removed.
 """
 
 from __future__ import annotations
@@ -30,10 +31,13 @@ RULES = [
     (re.compile(rule), becomes)
     for rule, becomes in [
         (rf"^\s*(?:{TAG}\s*)+$|<!--.*?-->", ""),
-        (r'^(\s*)(?:===|!!!|\?\?\?)\S*(?: \w+)* "(.*)"$', r"\1- **\2**"),  # below it, indented
-        (r'<a\b[^>]*href="([^"]*)"[^>]*>(.*?)</a>', r"[\2](./\1)"),  # beside the page
+        (
+            r'^(\s*)(?:===|!!!|\?\?\?)\S*(?: \w+)* "(.*)"$',
+            r"\1- **\2**",
+        ),  # its content stays indented
+        (r'<a\b[^>]*href="([^"]*)"[^>]*>(.*?)</a>', r"[\2](./\1)"),  # relative to the page
         (r"<summary>(.*)</summary>", r"**\1**"),
-        (r'<p\b[^>]* markdown="span">', "- "),  # a stop of a track
+        (r'<p\b[^>]* markdown="span">', "- "),  # a part in the path of a track
         (r"<input\b[^>]*>", "[ ] "),
         ("<br>", " · "),
         (TAG, ""),
@@ -42,21 +46,21 @@ RULES = [
 ]
 
 
-def text(lines: list[str], page: Page, config: MkDocsConfig, files: Files) -> str:
-    """The plain Markdown of a page, whose lines have in them what it embeds and shows."""
-    here, at = parse("\n".join(lines)), page.file.src_uri
+def plain_markdown(lines: list[str], page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Return the standard Markdown of a page, from its lines without embeds and directives."""
+    here, uri = parse("\n".join(lines)), page.file.src_uri
     title = next((heading.line for heading in here.headings.values()), 0)
-    whole = functools.partial(urljoin, config.site_url or "/")
+    absolute = functools.partial(urljoin, config.site_url or "/")
 
     def link(found: re.Match[str]) -> str:
         path, rest = re.fullmatch(r"([^#?]*)(.*)", found[0]).groups()
         if path.startswith("./"):
-            return urljoin(whole(page.url), path[2:]) + rest
+            return urljoin(absolute(page.url), path[2:]) + rest
         if ":" in path:
             return found[0]
-        place = posixpath.join("/", posixpath.dirname(at), path) if path else f"/{at}"
-        file = files.get_file_from_path(posixpath.normpath(place)[1:])
-        return whole(file.url) + rest if file else found[0]
+        target = posixpath.join("/", posixpath.dirname(uri), path) if path else f"/{uri}"
+        file = files.get_file_from_path(posixpath.normpath(target)[1:])
+        return absolute(file.url) + rest if file else found[0]
 
     out, marks = [], iter("")
     for number, line in enumerate(here.lines, start=1):
@@ -71,61 +75,67 @@ def text(lines: list[str], page: Page, config: MkDocsConfig, files: Files) -> st
                 marks = itertools.repeat("-")
         if re.match("<li.*</li>", line):
             line = f"{next(marks)} {line}"
-        said = _plain(line, link)
-        if said or (not line.strip() and out and out[-1]):
-            out.append(said)
+        converted = _convert(line, link)
+        if converted or (not line.strip() and out and out[-1]):
+            out.append(converted)
         if number == title:
-            out += ["", template.render("plain/head", at=whole(page.url), whole=whole)]
+            out += [
+                "",
+                template.render("llms_txt/head", url=absolute(page.url), absolute=absolute),
+            ]
     return "\n".join(out).strip("\n") + "\n"
 
 
-def _plain(line: str, link) -> str:
-    """A line of prose as it is published."""
+def _convert(line: str, link: Callable[[re.Match[str]], str]) -> str:
+    """Return a line of prose as standard Markdown. `link` returns the new target of a link."""
 
     def change(text: str) -> str:
         for rule, becomes in RULES:
             text = rule.sub(becomes, text)
         return LINK.sub(link, text)
 
-    return prose(line, change).rstrip()
+    return change_prose(line, change).rstrip()
 
 
-def prose(line: str, change: Callable[[str], str]) -> str:
-    """A line of prose, changed, but for the code in it."""
+def change_prose(line: str, change: Callable[[str], str]) -> str:
+    """Return a line of prose after `change`, which does not change the code in the line."""
     spans = []
     line = CODE.sub(lambda span: spans.append(span[0]) or f"\0{len(spans) - 1}\0", line)
     return re.sub("\0(\\d+)\0", lambda span: spans[int(span[1])], change(line))
 
 
-def place(page: str) -> str:
-    """Where the Markdown of a page lies: beside its HTML."""
+def markdown_path(page: str) -> str:
+    """Return the path of the Markdown of a page, from the path of its HTML."""
     return f"{page.removesuffix('.html')}.md"
 
 
 def write(page: Page) -> None:
-    incremental_output.write(page.plain.encode(), place(page.file.abs_dest_path))
+    """Write the Markdown of a page next to its HTML."""
+    path = markdown_path(page.file.abs_dest_path)
+    incremental_output.write(page.plain_markdown.encode(), path)
 
 
-def write_map(nav: Navigation, config: MkDocsConfig) -> None:
-    """Write `llms.txt`, as llmstxt.org has it, and each part of the book as one file."""
+def write_index(nav: Navigation, config: MkDocsConfig) -> None:
+    """Write `llms.txt` in the format of llmstxt.org, and each part of the book as one file."""
     site, parts = Path(config.site_dir), []
     for part in (each for top in nav for each in top.children or () if each.is_section):
         name = re.match(r"\d\d|\w+", part.title)[0].lower()
-        whole = "\n\n".join(page.plain for page in _pages(part)).encode()
-        incremental_output.write(whole, str(site / "llms" / f"{name}.txt"))
-        parts.append((part.title, f"llms/{name}.txt", len(whole)))
-    said = template.render(
-        "plain/llms",
+        text = "\n\n".join(page.plain_markdown for page in _pages(part)).encode()
+        incremental_output.write(text, str(site / "llms" / f"{name}.txt"))
+        parts.append((part.title, f"llms/{name}.txt", len(text)))
+    index = template.render(
+        "llms_txt/index",
         config=config,
-        whole=functools.partial(urljoin, config.site_url or "/"),
+        absolute=functools.partial(urljoin, config.site_url or "/"),
         sections=[(top.title, list(_pages(top))) for top in nav],
         parts=parts,
-        place=place,
+        markdown_path=markdown_path,
     )
-    incremental_output.write(said.encode(), str(site / "llms.txt"))
+    incremental_output.write(index.encode(), str(site / "llms.txt"))
 
 
 def _pages(item: Section | Page) -> Iterator[Page]:
+    """Yield the pages of an item of the navigation, in their order."""
     if item.is_page:
         yield item
     for each in item.children or ():

@@ -39,26 +39,25 @@ DIRECTIVES = {  # the functions that replace a comment such as `<!-- track: NAME
 
 
 def expand_directives(lines: list[str], root: Path) -> list[str]:
-    """Return the lines, in which Markdown replaces every comment that is a directive."""
+    """Return the lines of a page, with each directive replaced by its Markdown."""
     return yaml_schema.expand_directives(lines, DIRECTIVES, root)
 
 
 def expand(lines: list[str], root: Path) -> list[str]:
-    """Return the lines, in which Markdown replaces the directives and then the embeds."""
+    """Return the lines of a page, with the directives and then the embeds replaced."""
     return embeds.render(expand_directives(lines, root), root)
 
 
 class BookMarkdown(Extension):
     """The directives, embeds, formulas and tooltips of a page.
 
-    `root` is the folder of the book. `known` is the cache of `assume_unchanged` for a whole
-    build;
-    without it, the files are frozen for one page at a time.
+    `root` is the folder of the book. `memo` is the dictionary of `assume_unchanged` for a whole
+    build. Without it, each page gets a new dictionary, so changed files are read again.
     """
 
-    def __init__(self, root: Path = ROOT, known: dict | None = None) -> None:
+    def __init__(self, root: Path = ROOT, memo: dict | None = None) -> None:
         super().__init__()
-        self.root, self.known = root, known
+        self.root, self.memo = root, memo
         self.lines: list[str] = []  # the expanded lines of the page that was converted last
 
     def extendMarkdown(self, md: Markdown) -> None:
@@ -73,14 +72,14 @@ class BookMarkdown(Extension):
 
 
 class _Lines(Preprocessor):
-    """Expands the lines of a page before any other processor reads them."""
+    """A preprocessor that expands the lines of a page before other processors read them."""
 
     def __init__(self, extension: BookMarkdown, tooltips: glossary.Tooltips) -> None:
         super().__init__()
         self.extension, self.tooltips = extension, tooltips
 
     def run(self, lines: list[str]) -> list[str]:
-        known = self.extension.known
-        with assume_unchanged({} if known is None else known):
+        memo = self.extension.memo
+        with assume_unchanged({} if memo is None else memo):
             self.extension.lines = expand(lines, self.extension.root)
         return self.tooltips.without_own_senses(self.extension.lines)

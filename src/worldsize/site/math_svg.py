@@ -1,9 +1,9 @@
-"""Formulas drawn while the site is built: inline SVG to look at, MathML to listen to.
+"""Draw formulas while the site is built: as inline SVG, with MathML for screen readers.
 
-`$…$` and `$$…$$` are found by pymdownx.arithmatex and drawn by ziamath with its own font, so
-a page needs neither a script nor a mathematics font, and nothing moves while it loads. The
-outline of a glyph stands once on a page, and the page's formulas use it. A formula which
-cannot be drawn as written stops the build.
+pymdownx.arithmatex finds `$…$` and `$$…$$`, and ziamath draws them with its own font. A page
+therefore needs neither a script nor a mathematics font, and nothing moves while it loads. A
+page contains the outline of each glyph only once, and all its formulas refer to it. A formula
+that cannot be drawn stops the build.
 """
 
 import copy
@@ -15,31 +15,33 @@ import xml.etree.ElementTree as ET
 import ziamath
 from markdown.postprocessors import Postprocessor
 from markdown.treeprocessors import Treeprocessor
-from mkdocs.exceptions import BuildError  # printed with the page's name, without a trace
+from mkdocs.exceptions import BuildError  # MkDocs prints it without a traceback
 from ziamath.tex import tex2mml
 
-UNITS = 400  # the drawing's units per em: whole numbers are fine enough, and short
-ABOVE, BELOW = 300, 100  # of the base line: what book.css gives a formula within a line of text
-INK = ("currentColor", "black")  # of a line over a formula, black is all that ziamath knows
-SIZE = 12  # in which ziamath has the outlines of its symbols
-USE = '<use href="#glyph '  # and the outline itself, until `Glyphs` gives it a name
+UNITS = 400  # units of a drawing per em, so that whole numbers are precise enough
+# units above and below the baseline: the room that book.css gives a formula in a line of text
+ABOVE, BELOW = 300, 100
+INK = ("currentColor", "black")  # the text colour; ziamath draws some lines only in black
+SIZE = 12  # the font size in which ziamath stores the outlines of its symbols
+USE = '<use href="#glyph '  # the outline follows, until `Glyphs` replaces it by an id
 
-ziamath.config.svg2 = True  # each glyph as a symbol, and as uses of it
+ziamath.config.svg2 = True  # draw each glyph as a symbol, and refer to it with <use>
 ziamath.config.precision = 4
 
 
 class FormulaError(BuildError):
-    """A formula that cannot be drawn as it is written."""
+    """A formula cannot be drawn."""
 
     def __init__(self, tex: str, why: str) -> None:
-        super().__init__(f"formula cannot be drawn: {why}\n    {tex}")
+        super().__init__(f"a formula cannot be drawn: {why}\n    {tex}")
 
 
 @functools.cache
 def draw(tex: str, display: bool = False) -> str:
-    """Return the HTML of one formula: an SVG hidden from screen readers, MathML for them.
+    """Return the HTML of a formula: an SVG that screen readers skip, and MathML for them.
 
-    In it stands each glyph's outline, which `Glyphs` then puts on the page but once.
+    The HTML contains the outline of each glyph. `Glyphs` then moves the outlines to the top of
+    the page, each of them once. Raise FormulaError if the formula cannot be drawn.
     """
     if re.sub(r"\\.", "", tex).count("{") != re.sub(r"\\.", "", tex).count("}"):
         raise FormulaError(tex, "its braces do not match")
@@ -47,14 +49,16 @@ def draw(tex: str, display: bool = False) -> str:
         mathml = ET.fromstring(tex2mml(tex, inline=not display))
         spoken = _spoken(mathml)
         mathml.set("mathcolor", INK[0])
-        if r"\\" not in tex:  # a row within <math> doubles the work, and only lines need it
+        if (
+            r"\\" not in tex
+        ):  # remove the inner <mrow>, which doubles the work and which only line breaks need
             mathml[:] = mathml[0]
         ink = ziamath.Math(mathml, size=UNITS, margin=0)
         drawing = ink.svgxml()
     except Exception as error:
         raise FormulaError(tex, f"{type(error).__name__} {error}".strip()) from error
     for text in mathml.itertext():
-        if "\\" in text:  # latex2mathml passes on a command that it does not know as text
+        if "\\" in text:  # latex2mathml turns an unknown command into text
             raise FormulaError(tex, f"{text} is not known")
         for letter in text:
             if not letter.isspace() and ink.font.glyphindex(letter) == 0:
@@ -75,7 +79,7 @@ def draw(tex: str, display: bool = False) -> str:
 
 
 def _spoken(mathml: ET.Element) -> str:
-    """Return MathML as HTML has it, without what is for the eye alone."""
+    """Return MathML as HTML, without namespaces and attributes for the visual layout."""
     math = copy.deepcopy(mathml)
     for element in math.iter():
         element.tag = element.tag.rpartition("}")[2]
@@ -83,13 +87,16 @@ def _spoken(mathml: ET.Element) -> str:
             element.attrib.pop(name, None)
     if math.get("display") == "inline":
         del math.attrib["display"]
-    if [each.tag for each in math] == ["mrow"]:  # as <math> is one itself
+    if [each.tag for each in math] == ["mrow"]:  # <math> itself works like an <mrow>
         math[:] = list(math[0])
     return ET.tostring(math, encoding="unicode")
 
 
 def _strokes(drawing: ET.Element) -> str:
-    """Return the ink of ziamath's drawing: uses of outlines, lines in one path, whole units."""
+    """Return the shapes of a drawing as SVG in whole units.
+
+    Glyphs refer to their outlines, and all straight lines are one path.
+    """
     symbols = {f"#{each.get('id')}": each for each in drawing.iter("symbol")}
     ink, lines = [], []
     for shape in drawing:
@@ -103,10 +110,10 @@ def _strokes(drawing: ET.Element) -> str:
             scale = round(height / whole * SIZE / UNITS, 3) * UNITS / SIZE
             parts = (part.get("d", "") for part in symbol.iter("path"))
             outline = _outline("".join(parts), scale)
-            if outline:  # a space has none
-                at = {"x": round(x - left * scale), "y": round(y - top * scale)}
-                place = "".join(f' {key}="{n}"' for key, n in at.items() if n)
-                ink.append(f'{USE}{outline}"{place}{colour}/>')
+            if outline:  # a space has no outline
+                offsets = {"x": round(x - left * scale), "y": round(y - top * scale)}
+                position = "".join(f' {key}="{n}"' for key, n in offsets.items() if n)
+                ink.append(f'{USE}{outline}"{position}{colour}/>')
         elif shape.tag == "rect" and not colour:
             x, y, width, height = (
                 round(float(shape.attrib[key])) for key in ("x", "y", "width", "height")
@@ -119,19 +126,19 @@ def _strokes(drawing: ET.Element) -> str:
 
 @functools.cache
 def _outline(path: str, scale: float) -> str:
-    """Return a glyph's outline with relative whole numbers: a third as long, and as sharp."""
+    """Return the outline of a glyph in relative whole numbers, a third as long and as sharp."""
     out, last = [], ""
     x, y = 0, 0
-    control = None  # of the curve that ends here
+    control = None  # the control point of the curve that ends here
 
     def step(command: str, *numbers: int) -> None:
         nonlocal last
-        said = " ".join(map(str, numbers)).replace(" -", "-")
+        arguments = " ".join(map(str, numbers)).replace(" -", "-")
         if command != last or command == "M":
             out.append(command)
-        elif not said.startswith("-"):
+        elif not arguments.startswith("-"):
             out.append(" ")
-        out.append(said)
+        out.append(arguments)
         last = command
 
     for command, numbers in re.findall(r"([MLQZ])([^MLQZ]*)", path):
@@ -152,7 +159,7 @@ def _outline(path: str, scale: float) -> str:
             step("v", dy)
         elif command == "Q":
             if mirrored and max(abs(mirrored[0] - bend[0]), abs(mirrored[1] - bend[1])) <= 1:
-                step("t", dx, dy)  # goes on as it came
+                step("t", dx, dy)  # a smooth continuation of the last curve
                 control = mirrored
             elif any((dx, dy, bend[0] - x, bend[1] - y)):
                 step("q", bend[0] - x, bend[1] - y, dx, dy)
@@ -162,7 +169,7 @@ def _outline(path: str, scale: float) -> str:
 
 
 class Drawer(Treeprocessor):
-    """Put the drawings in the place of what arithmatex has found."""
+    """A processor that replaces the formulas that arithmatex has found by their drawings."""
 
     def run(self, root: ET.Element) -> None:
         for element in root.iter():
@@ -174,19 +181,19 @@ class Drawer(Treeprocessor):
 
 
 class Glyphs(Postprocessor):
-    """Put each outline once, and before all else, on the page whose formulas use it.
+    """A processor that moves the outlines of glyphs to the top of the page, each of them once.
 
-    Its id is the page's own, and has a capital, which no heading's has.
+    The ids of outlines contain a capital letter, so they differ from the ids of headings.
     """
 
     def run(self, text: str) -> str:
-        names: dict[str, str] = {}
+        ids: dict[str, str] = {}  # by the outline
 
-        def named(match: re.Match[str]) -> str:
-            return f'<use href="#{names.setdefault(match[1], f"G{len(names)}")}"'
+        def with_id(match: re.Match[str]) -> str:
+            return f'<use href="#{ids.setdefault(match[1], f"G{len(ids)}")}"'
 
-        text = re.sub(f'{USE}([^"]+)"', named, text)
-        if not names:
+        text = re.sub(f'{USE}([^"]+)"', with_id, text)
+        if not ids:
             return text
-        paths = (f'<path id="{name}" d="{outline}"/>' for outline, name in names.items())
+        paths = (f'<path id="{each}" d="{outline}"/>' for outline, each in ids.items())
         return f'<div hidden><svg aria-hidden="true">{"".join(paths)}</svg></div>\n{text}'

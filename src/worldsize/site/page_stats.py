@@ -1,4 +1,4 @@
-"""Facts: what a page says of itself and of the book, counted when the site is built."""
+"""Count the facts that a page shows: its reading time, its programs and their machines."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from worldsize.site.embeds import Machine, usual_machine
 # we read per minute?", Journal of Memory and Language 109).
 WORDS_PER_MINUTE = 238
 SECONDS_PER_CODE_LINE = 2
-LINES_OF_AN_EMBED = 12
+LINES_PER_EMBED = 12  # the assumed length of an embedded program or output
 
 
-def folded(here: Page) -> set[int]:
-    """The lines of a page that are in a folded program, which most readers leave closed."""
+def folded_lines(here: Page) -> set[int]:
+    """Return the numbers of the lines in folded programs, which most readers do not open."""
     found, indent = set[int](), None
     for number, line in enumerate(here.lines, start=1):
         if match := re.match(r"(\s*)\?\?\? (?:example|abstract) ", line):
@@ -31,32 +31,37 @@ def folded(here: Page) -> set[int]:
 
 
 def reading_minutes(here: Page, lines: set[int] | None = None) -> float:
-    """How long a page, or some lines of it, take to read, programs and outputs included.
+    """Return how many minutes it takes to read a page, or some of its lines.
 
-    A folded program is not counted.
+    The time includes programs and outputs, but not folded programs.
     """
-    wanted = (set(here.section()) if lines is None else lines) - folded(here)
+    wanted = (set(here.section()) if lines is None else lines) - folded_lines(here)
     prose = {number: line for number, line in here.prose() if number in wanted}
     words = sum(len(re.findall(r"\w+", line)) for line in prose.values())
     embeds = sum(embed.line in wanted for embed in [*here.embeds, *here.stray_embeds])
-    shown = len(wanted) - len(prose) + LINES_OF_AN_EMBED * embeds
+    shown = len(wanted) - len(prose) + LINES_PER_EMBED * embeds
     return words / WORDS_PER_MINUTE + shown * SECONDS_PER_CODE_LINE / 60
 
 
 def is_chapter(name: str) -> bool:
-    """Whether a page, from the folder docs/, is one of the numbered ones."""
+    """Return whether a page is a numbered chapter. `name` is its path in the folder docs/."""
     return bool(re.match(r"\d\d_\w+\.md$", name))
 
 
 def with_facts(markdown: str, root: Path, name: str) -> str:
-    """A page with its facts under its title: those of a chapter, or what a GPU has not run."""
+    """Return the Markdown of a page with a line of facts below its title.
+
+    A chapter, or a page with a usual machine, shows the facts of `page_facts`. Every page also
+    shows how many of its programs have no output from a GPU yet. `name` is the path of the page
+    in the folder docs/. A page without facts does not change.
+    """
     here = page.parse(markdown)
     own = [name] if name.startswith("labs/") else []
     names = dict.fromkeys([*own, *(embed.file for embed in here.embeds)])
     shown = [Program(root, root / each) for each in names if is_program(root / each, root)]
     usual = usual_machine(here, root)
     facts = page_facts(here, shown, usual) if is_chapter(name) or usual else []
-    facts += not_on_gpus(shown)
+    facts += missing_gpu_facts(shown)
     if not facts:
         return markdown
     if shown:
@@ -69,9 +74,10 @@ def with_facts(markdown: str, root: Path, name: str) -> str:
 
 
 def page_facts(here: Page, shown: list[Program], usual: Machine | None = None) -> list[str]:
-    """Reading time, the number of programs, and the machines they were recorded on.
+    """Return the reading time, the number of programs, and the machines of their outputs.
 
-    An output from the `usual` machine has no note of its own, so its versions are given here.
+    An output from the `usual` machine has no note of its own, so the facts contain its
+    versions.
     """
     facts = [f"{max(1, round(reading_minutes(here)))} minutes"]
     if shown:
@@ -89,34 +95,38 @@ def page_facts(here: Page, shown: list[Program], usual: Machine | None = None) -
     return facts
 
 
-def waiting(shown: list[Program]) -> list[Program]:
-    """Those that have something to show on a GPU, and that none has recorded."""
-    return [each for each in shown if each.on_gpu and each.devices in ([], ["cpu"])]
+def not_recorded_on_gpu(programs: list[Program]) -> list[Program]:
+    """Return the programs that would show more on a GPU, but have no output from a GPU."""
+    return [each for each in programs if each.gpu_template and each.devices in ([], ["cpu"])]
 
 
-def not_on_gpus(shown: list[Program]) -> list[str]:
-    """What a page says where no GPU has recorded what it could show; nothing elsewhere."""
-    left = len(waiting(shown))
-    return [f"not yet recorded on a GPU: {left} program" + "s" * (left > 1)] if left else []
+def missing_gpu_facts(shown: list[Program]) -> list[str]:
+    """Return the number of programs without an output from a GPU, as at most one fact."""
+    count = len(not_recorded_on_gpu(shown))
+    return [f"not yet recorded on a GPU: {count} program" + "s" * (count > 1)] if count else []
 
 
 def counts(root: Path) -> dict[str, int]:
-    """How many there are of what the home page speaks of."""
-    every = programs(root)
+    """Return the numbers that the home page shows, by their names."""
+    all_programs = programs(root)
     return {
         "programs": sum(
             program.name.startswith("snippets/") and "cpu" in program.devices
-            for program in every
+            for program in all_programs
         ),
-        "transcripts": sum(len(program.devices) for program in every),
-        "figures": sum(program.figure.exists() for program in every),
-        "labs": sum(bool(re.match(r"labs/lab\d\d_", program.name)) for program in every),
+        "transcripts": sum(len(program.devices) for program in all_programs),
+        "figures": sum(program.figure.exists() for program in all_programs),
+        "labs": sum(bool(re.match(r"labs/lab\d\d_", program.name)) for program in all_programs),
         "failures": sum(_failures(page.read(path)) for path in (root / "docs").glob("*.md")),
     }
 
 
 def _failures(here: Page) -> int:
-    """The failures of a page's galleries: their deepest headings, each with a program."""
+    """Return the number of errors that a page shows.
+
+    An error is a section that embeds a program, below a heading "What goes wrong" or "What each
+    error …". Only the sections of the deepest level count.
+    """
     count = 0
     for gallery in here.headings.values():
         if gallery.level == 2 and re.match(r"What (goes wrong|each error)", gallery.text):
@@ -129,12 +139,18 @@ def _failures(here: Page) -> int:
 
 
 def with_counts(markdown: str, root: Path) -> str:
-    """Put the counts where the text has {{ their name }}; raise BookError for another name."""
-    known = counts(root)
+    """Return the text, with `{{ name }}` replaced by the count of this name.
+
+    Raise BookError for an unknown name.
+    """
+    numbers = counts(root)
 
     def count(match: re.Match[str]) -> str:
-        if match[1] not in known:
-            raise BookError(f"docs/index.md: nothing counts {match[1]!r}, only {list(known)}")
-        return f"{known[match[1]]:,}"
+        if match[1] not in numbers:
+            raise BookError(
+                f"docs/index.md: there is no count {match[1]!r}: "
+                f"use one of {', '.join(numbers)}"
+            )
+        return f"{numbers[match[1]]:,}"
 
     return re.sub(r"\{\{ (\w+) \}\}", count, markdown)

@@ -56,13 +56,13 @@ class BookConfig(Config):
 
 
 class BookPlugin(BasePlugin[BookConfig]):
-    """Builds the site of the book. MkDocs creates a new instance for every build."""
+    """The plugin that builds the site. MkDocs creates a new instance for every build."""
 
     root: Path
     """The folder of mkdocs.yml."""
 
-    known: dict
-    """The values that programs have during this build, see `assume_unchanged`."""
+    memo: dict
+    """The values that were computed during this build, see `assume_unchanged`."""
 
     markdown: BookMarkdown
     index: search.Index
@@ -73,12 +73,12 @@ class BookPlugin(BasePlugin[BookConfig]):
 
     def on_config(self, config: MkDocsConfig) -> MkDocsConfig:
         self.root = Path(config.config_file_path).resolve().parent
-        self.known = {}
+        self.memo = {}
         # `mkdocs serve` replaces the address. Its pages must equal the published pages.
         config.site_url = config.user_configs[0].get("site_url")
         folders = [self.root / name for name in self.config.watch]
         config.watch += [str(folder) for folder in folders if folder.exists()]
-        self.markdown = BookMarkdown(self.root, self.known)
+        self.markdown = BookMarkdown(self.root, self.memo)
         config.markdown_extensions.append(self.markdown)
         self.index = search.Index(config)
         if self.config.cache:
@@ -93,15 +93,15 @@ class BookPlugin(BasePlugin[BookConfig]):
 
     def on_files(self, files: Files, *, config: MkDocsConfig) -> Files:
         state_of = functools.cache(programs.folder_state)
-        with assume_unchanged(self.known):
+        with assume_unchanged(self.memo):
             for file in programs.files(config, self.root, state_of):
                 files.append(file)
         if (self.root / changes.FILE).exists():
             feed = changes.feed(self.root, config)
             files.append(File.generated(config, changes.FEED, content=feed))
-        html_postprocess.fit(files)
+        html_postprocess.adapt_theme_files(files)
         if self.cache:
-            self.cache.start_pages(files, self.known, state_of)
+            self.cache.start_pages(files, state_of)
         return files
 
     def on_nav(self, nav: Navigation, *, config: MkDocsConfig, files: Files) -> Navigation:
@@ -121,14 +121,14 @@ class BookPlugin(BasePlugin[BookConfig]):
     # ---- for every page: its text, its Markdown, its HTML, and its template
 
     def on_pre_page(self, page: Page, *, config: MkDocsConfig, files: Files) -> Page:
-        if labs.is_lab(page.file):  # mkdocs-jupyter has replaced the method of this page
+        if labs.is_lab(page.file):  # remove the method that mkdocs-jupyter gave this page
             vars(page).pop("render", None)
         return page
 
     def on_page_markdown(
         self, markdown: str, *, page: Page, config: MkDocsConfig, files: Files
     ) -> str:
-        with assume_unchanged(self.known):
+        with assume_unchanged(self.memo):
             text = self._text(markdown, page, config)
             if self.cache:
                 lines = expand_directives(text.split("\n"), self.root)
@@ -138,19 +138,22 @@ class BookPlugin(BasePlugin[BookConfig]):
             return self._with_facts(text, page)
 
     def _text(self, markdown: str, page: Page, config: MkDocsConfig) -> str:
-        """Return the Markdown of a page. A lab has it in a script, the home page has counts."""
+        """Return the Markdown of a page.
+
+        For a lab, it comes from the script. On the home page, counts replace their names.
+        """
         name = page.file.src_uri
         if labs.is_lab(page.file):
-            opens = notebooks.links(Program(self.root, self.root / name), config.repo_url)
-            text = labs.page_text(page, self.root, opens)
+            links = notebooks.links(Program(self.root, self.root / name), config.repo_url)
+            text = labs.page_text(page, self.root, links)
             return page_stats.with_facts(text, self.root, name)
         return page_stats.with_counts(markdown, self.root) if name == "index.md" else markdown
 
     def _with_facts(self, markdown: str, page: Page) -> str:
-        """Return the Markdown with the facts below its title, after a check of its embeds.
+        """Check the embeds of a page, and return its Markdown with the facts below its title.
 
-        The Markdown of a program's page is made here, because a page from the cache does not
-        need it.
+        The Markdown of a program's page is generated here, because a page from the cache does
+        not need it. Raise BuildError if an embed or a callout is wrong.
         """
         file, name = page.file, page.file.src_uri
         if isinstance(file, programs.PageFile):
@@ -177,10 +180,10 @@ class BookPlugin(BasePlugin[BookConfig]):
         return html
 
     def finish_content(self, page: Page, config: MkDocsConfig, files: Files) -> None:
-        """Set `page.plain`, the Markdown for other programs, and store a page in the cache."""
+        """Set `page.plain_markdown`, and store the content of the page in the cache."""
         if self.cache and self.cache.has_content(page):
             return
-        page.plain = llms_txt.text(self.markdown.lines, page, config, files)
+        page.plain_markdown = llms_txt.plain_markdown(self.markdown.lines, page, config, files)
         if self.cache:
             self.cache.store_content(page)
 
@@ -191,25 +194,25 @@ class BookPlugin(BasePlugin[BookConfig]):
         if self.cache:
             self.cache.restore_output(context, page)
             if self.cache.has_output(page) and self.index.replaces_theme:
-                page.content = ""  # the theme's search plugin would search it in vain
+                page.content = ""  # so that the theme's search plugin does not parse it
         return context
 
     def on_post_page(self, output: str, *, page: Page, config: MkDocsConfig) -> str:
         llms_txt.write(page)
         if self.cache and self.cache.has_output(page):
             return output
-        output = html_postprocess.fixed(output)
+        output = html_postprocess.fix_html(output)
         if self.cache:
             self.cache.store_output(page, output)
         return output
 
     def on_post_template(self, output: str, *, template_name: str, config: MkDocsConfig) -> str:
-        return html_postprocess.fixed(output) if template_name.endswith(".html") else output
+        return html_postprocess.fix_html(output) if template_name.endswith(".html") else output
 
     # ---- at the end
 
     def on_post_build(self, *, config: MkDocsConfig) -> None:
-        llms_txt.write_map(self.nav, config)
+        llms_txt.write_index(self.nav, config)
         if self.cache:
             self.cache.prune()
             self.cache.end_build()

@@ -1,20 +1,21 @@
 """The cache of rendered pages, which makes builds fast. The plugin option is `cache`.
 
-Two things of every page are stored in `.cache/pages/`: what Markdown makes of its text (the
-content), and what the theme makes of its content (the output). The name of a stored file is a
-digest of everything that the content or the output depends on. If most pages are missing, all
-processor cores render them first. A build also writes only those files of the site that differ
-from the files of the last build.
+Two forms of every page are stored in `.cache/pages/`: the HTML that Markdown makes of its text
+(the content), and the HTML file that the theme makes of this content (the output). The name of
+a stored file is a digest of everything that the content or the output depends on. If the digest
+of the book has changed, all processor cores first render the missing pages. A build also writes
+only those files of the site that differ from the files of the last build.
 
 A page that causes a warning is not stored, so that the next build shows the warning again.
 
 This is the only module that uses private interfaces of MkDocs:
 
 - `mkdocs.commands.build._build_page`, with which a child process renders the output of a page;
-- `Page._title_from_render`, which is stored with the content of a page;
+- `Page._title_from_render`, which is stored together with the content of a page;
 - the functions `write_file`, `copy_file` and `clean_directory` of `mkdocs.utils`, which are
   replaced during a build;
-- a page whose content is stored gets its own method `render`, which does nothing.
+- the method `render` of a page whose content is stored, which is replaced by a function that
+  does nothing.
 """
 
 from __future__ import annotations
@@ -43,36 +44,42 @@ from mkdocs.structure.pages import Page
 from mkdocs.utils.templates import TemplateContext
 
 from worldsize.model import ROOT, atomic_write, compatibility
-from worldsize.model.fingerprint import contents, digest
-from worldsize.model.program import ON_GPUS, Program, is_program, on_gpus
+from worldsize.model.fingerprint import digest, file_hashes
+from worldsize.model.program import GPU_COMMANDS, Program, gpu_commands, is_program
 from worldsize.site import incremental_output
 from worldsize.site.programs import folder_state
 
 FOLDER = ".cache/pages"
-# The code of the site as this process has imported it.
+# A digest of the code of the site. The process that imported this code computes it once.
 CODE = digest(ROOT, ROOT / "src/worldsize/model", *sorted(Path(__file__).parent.glob("*.py")))
 SOURCES = ("src/worldsize/site/templates", "docs/glossary.md", "mkdocs.yml", "overrides")
 UNREADABLE = (OSError, EOFError, pickle.UnpicklingError)
-CONTENT = ("content", "plain", "meta", "toc", "_title_from_render", "present_anchor_ids")
+CONTENT = (  # the attributes of a page that are stored
+    "content",
+    "plain_markdown",
+    "meta",
+    "toc",
+    "_title_from_render",
+    "present_anchor_ids",
+)
 EMBEDDED = re.compile(r'--8<--[ \t]+"((?:[^":]*/)?[^":/.]*)')  # a path without its suffix
 STORED_OUTPUT = "stored_output.html"  # the template of a page whose output is stored
 
 
 class PageCache:
-    """The stored pages of one build, in the order in which the plugin needs them."""
+    """The stored pages of one build."""
 
     def __init__(self, root: Path) -> None:
         self.root, self.folder = root, root / FOLDER
-        self.complete = (
-            root / ".cache" / "pages.of"
-        )  # the digest of the book, once all is stored
-        self.used: set[Path] = set()  # the files of this build
+        # contains the digest of the book after a build that stored all pages
+        self.complete = root / ".cache" / "pages.of"
+        self.used: set[Path] = set()  # the stored files that this build reads or writes
         self.output: dict[str, str] = {}  # the stored output of pages, by their source path
         self._missing: _MissingContent | None = None
         self._patches = ExitStack()
 
     def start_build(self) -> None:
-        """Let MkDocs write only what differs, and keep the folder of the site until then."""
+        """Make MkDocs write only files that differ, and not empty the folder of the site."""
         self._patches.close()
         for name, function in (
             ("write_file", incremental_output.write),
@@ -82,20 +89,19 @@ class PageCache:
             self._patches.enter_context(mock.patch.object(utils, name, function))
 
     def end_build(self) -> None:
+        """Restore the functions of MkDocs that `start_build` replaced."""
         self._patches.close()
 
-    def start_pages(self, files: Files, known: dict, state_of: Callable[[Path], str]) -> None:
-        """Prepare the digests of pages.
+    def start_pages(self, files: Files, state_of: Callable[[Path], str]) -> None:
+        """Compute the digest of the book, on which the names of all stored files depend.
 
-        `known` is the cache of `assume_unchanged`. `state_of` returns the state that a folder
-        had
-        before any file in it was read.
+        `state_of` returns the state that a folder had before any file in it was read.
         """
-        self.known, self.state_of = known, state_of
+        self.state_of = state_of
         self.embedded_inputs = functools.cache(functools.partial(embedded_inputs, self.root))
         published = [file for file in files if not file.inclusion.is_excluded()]
-        places = [f"{file.src_uri} {file.dest_uri} {file.inclusion}" for file in published]
-        self.book = digest(self.root, CODE, *(self.root / name for name in SOURCES), *places)
+        paths = [f"{file.src_uri} {file.dest_uri} {file.inclusion}" for file in published]
+        self.book = digest(self.root, CODE, *(self.root / name for name in SOURCES), *paths)
 
     # ---- the content of pages
 
@@ -104,7 +110,7 @@ class PageCache:
     ) -> None:
         """Store the content of all pages, if the book is not stored yet.
 
-        `finish(page, config, files)` is called after `page.render`.
+        After `page.render`, call `finish(page, config, files)`.
         """
 
         def render(page: Page) -> None:
@@ -121,13 +127,13 @@ class PageCache:
         )
 
     def restore_content(self, page: Page, inputs: str, files: Files) -> bool:
-        """Return whether the content is stored, after giving it to the page.
+        """Set the content of the page, if it is stored. Return whether it is stored.
 
         `inputs` is the text of the page, with everything that it depends on except the
         programs that it embeds.
         """
         embedded = sorted(set(EMBEDDED.findall(inputs)))
-        folders = {(self.root / name).parent for name in [ON_GPUS, *embedded]}
+        folders = {(self.root / name).parent for name in [GPU_COMMANDS, *embedded]}
         states = {folder: self.state_of(folder) for folder in folders}
         programs = [self.embedded_inputs(name) for name in embedded]
         path = self._path(page, inputs, *programs)
@@ -139,22 +145,26 @@ class PageCache:
             return False
         attributes, links = stored
         vars(page).update(attributes)
-        page.links_to_anchors = {files.get_file_from_path(to): of for to, of in links}
+        page.links_to_anchors = {
+            files.get_file_from_path(uri): anchors for uri, anchors in links
+        }
         page.render = lambda config, files: None
         self._missing = None
         return True
 
     def has_content(self, page: Page) -> bool:
-        """Return whether `restore_content` has just found the content of the page."""
+        """Return whether the last call of `restore_content` found the content of its page."""
         return self._missing is None
 
     def store_content(self, page: Page) -> None:
-        """Store the content, unless there was a warning or a program changed meanwhile."""
+        """Store the content, unless the page caused a warning or a program has changed."""
         logging.getLogger("mkdocs").removeHandler(_WARNINGS)
         path, states = self._missing
         if _WARNINGS.count or {folder: folder_state(folder) for folder in states} != states:
             return
-        links = [(to.src_uri, of) for to, of in (page.links_to_anchors or {}).items()]
+        links = [
+            (file.src_uri, anchors) for file, anchors in (page.links_to_anchors or {}).items()
+        ]
         self._store(path, ({name: getattr(page, name) for name in CONTENT}, links))
 
     # ---- the output of pages
@@ -177,13 +187,16 @@ class PageCache:
                 page.meta["template"] = STORED_OUTPUT
 
     def has_output(self, page: Page) -> bool:
+        """Return whether the output of the page was loaded from the cache."""
         return page.meta.get("template") == STORED_OUTPUT
 
     def restore_output(self, context: TemplateContext, page: Page) -> None:
+        """Give the stored output of the page to its template, if there is one."""
         if self.has_output(page):
             context["stored_output"] = self.output.pop(page.file.src_uri)
 
     def store_output(self, page: Page, output: str) -> None:
+        """Store the output of the page."""
         self._store(self._output_path(page), output)
 
     def _output_path(self, page: Page) -> Path:
@@ -191,7 +204,7 @@ class PageCache:
         return self._path(page, self.navigation, repr(inputs), page.content)
 
     def _compiled_templates(self) -> FileSystemBytecodeCache | None:
-        """Return the cache of compiled templates, or None if it cannot be written."""
+        """Return the cache of compiled templates, or None if its folder is not writable."""
         folder = self.root / ".cache/templates"
         with suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
@@ -212,12 +225,12 @@ class PageCache:
         return None
 
     def _store(self, path: Path, value: object) -> None:
-        with suppress(OSError):  # a book that cannot be written is rendered in every build
+        with suppress(OSError):  # if the folder is not writable, every build renders the page
             self.folder.mkdir(parents=True, exist_ok=True)
             atomic_write(path, pickle.dumps(value))
 
     def prune(self) -> None:
-        """Remove the files that this build did not use."""
+        """Store the digest of the book, and remove the files that this build did not use."""
         with suppress(OSError):
             atomic_write(self.complete, self.book)
             for path in self.folder.iterdir():
@@ -264,6 +277,8 @@ class _MissingContent(NamedTuple):
 
 
 class _WarningCounter(logging.Handler):
+    """A handler that counts the warnings of MkDocs."""
+
     count = 0
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -274,17 +289,17 @@ _WARNINGS = _WarningCounter(logging.WARNING)
 
 
 def embedded_inputs(root: Path, name: str) -> str:
-    """Return a text that changes whenever the page of `NAME` could change.
+    """Return a text that changes whenever a page that embeds the program `name` could change.
 
-    It depends on `NAME.py`, `NAME.cpu.txt`, `NAME.svg` and similar files. An output also lists
-    the files that it needs, and these files may need others.
+    The text depends on `NAME.py`, `NAME.cpu.txt`, `NAME.svg` and similar files. Such a page
+    also lists the files that the program needs, so the text contains the names of these files.
     """
-    (folder, slash, stem), gpu = name.rpartition("/"), on_gpus(root)
+    (folder, slash, stem), gpu = name.rpartition("/"), gpu_commands(root)
     names = os.listdir(root / folder) if (root / folder).is_dir() else []
     own = sorted(folder + slash + each for each in names if each.split(".")[0] == stem)
-    lines = [line for each in own for line in [*contents(root / each), gpu.get(each, "")]]
-    of_programs = [Program(root, root / each) for each in own if is_program(root / each, root)]
-    lines += [str(compatibility.releases(each)) for each in of_programs]
-    for it in of_programs:
-        lines += [other.name for other in it.dependencies()] + [each.name for each in it.data()]
+    lines = [line for each in own for line in [*file_hashes(root / each), gpu.get(each, "")]]
+    programs = [Program(root, root / each) for each in own if is_program(root / each, root)]
+    lines += [str(compatibility.releases(each)) for each in programs]
+    for program in programs:
+        lines += [each.name for each in (*program.dependencies(), *program.data())]
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""Programs as pages: one for each program, and the page "What ran where"."""
+"""Generate the pages of programs, and the page "What ran where"."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from worldsize.site.embeds import machine, program_link, program_page, transcrip
 
 
 class PageFile(File):
-    """The file of a program's page. Its Markdown is made only if it is not in the cache."""
+    """The file of a program's page. `text` returns its Markdown, if it is not in the cache."""
 
     text: Callable[[], str]
 
 
 def folder_state(folder: Path) -> str:
-    """Return a text with the name, the time and the size of every file in a folder."""
+    """Return a text with the name, the time and the size of each file of a folder."""
     with suppress(OSError), os.scandir(folder) as found:
         stats = {each.name: each.stat() for each in found if each.is_file()}
         return str({name: (each.st_mtime_ns, each.st_size) for name, each in stats.items()})
@@ -41,28 +41,31 @@ LANGUAGES = {".py": "python", ".cu": "cuda", ".cpp": "cpp", ".sh": "bash"}
 
 
 def files(config: MkDocsConfig, root: Path, state_of: Callable[[Path], str]) -> Iterator[File]:
-    """The programs' pages, the programs themselves, their figures and tables, and what ran
-    where."""
+    """Yield the generated files of the site.
+
+    These are the pages of programs, the programs with their notebooks, figures and data, the
+    page "What ran where", and the tables of the planner. `state_of` returns the state that a
+    folder had before any file in it was read.
+    """
     compatibility.releases.cache_clear()
-    shown, beside = embedded_files(root), {}
+    shown, downloads = embedded_files(root), {}
     for program in programs(root):
-        state = state_of(program.path.parent)  # first of all that is asked of it
+        state = state_of(program.path.parent)  # before any file of the folder is read
         page = program_page(program.name).lstrip("/")
         chapters = _chapters(program, shown.get(program.name, []))
-        source = f'--8<-- "{program.name}"\n{chapters}'  # names what the page depends on
+        source = f'--8<-- "{program.name}"\n{chapters}'  # the inputs of the page, for the cache
         file = PageFile.generated(config, page, content=source)
         file.text = functools.partial(_page, program, chapters, config.repo_url)
         yield file
-        if uri := notebooks.place(program):
-            around = config.site_url, config.repo_url
-            text = _notebook(program, *around, state)
+        if uri := notebooks.notebook_uri(program):
+            text = _notebook(program, config.site_url, config.repo_url, state)
             yield File.generated(config, uri, content=text, inclusion=InclusionLevel.INCLUDED)
         for path in (program.path, *program.figures.values(), *program.data()):
-            beside[f"{page.rpartition('/')[0]}/{path.name}"] = str(path)
-    for uri, path in beside.items():  # several programs may need one table
+            downloads[f"{page.rpartition('/')[0]}/{path.name}"] = str(path)
+    for uri, path in downloads.items():  # several programs may need the same table
         yield File.generated(config, uri, abs_src_path=path)
     yield File.generated(config, "what_ran_where.md", content=_what_ran_where(root))
-    # the planner's tables, for the instruments that have its formulas
+    # the tables of the planner, for the instruments that use its formulas
     tables = {
         each.stem: tomllib.loads(each.read_text("utf-8"))
         for each in root.glob("snippets/planner/*.toml")
@@ -73,12 +76,12 @@ def files(config: MkDocsConfig, root: Path, state_of: Callable[[Path], str]) -> 
 
 @functools.lru_cache(maxsize=1024)
 def _notebook(program: Program, site: str, repository: str, _folder: str) -> str:
-    """The notebook of a program, made once for each state of the folder in which it lies."""
+    """Return the notebook of a program. The cache depends on the state of its folder."""
     return notebooks.notebook(program, summary(program), site, repository)
 
 
 def summary(program: Program) -> str:
-    """The first sentence of a program's docstring or leading comment."""
+    """Return the first sentence of the docstring or of the first comment of a program."""
     text = program.path.read_text("utf-8")
     if program.path.suffix == ".py":
         docstring = re.match(r'(?:#[^\n]*\n)*"""(.*?)"""', text, re.DOTALL)
@@ -92,14 +95,14 @@ def summary(program: Program) -> str:
 
 
 def _first_cell(text: str) -> str:
-    """The paragraph under a lab's heading."""
+    """Return the first paragraph below the heading of a lab."""
     cell = text.partition("# %% [markdown]")[2].partition("# %%")[0]
     paragraphs = re.sub(r"^# ?", "", cell, flags=re.MULTILINE).strip().split("\n\n")
     return next((p for p in paragraphs if not p.startswith("#")), "")
 
 
 def _chapters(program: Program, places: list[str]) -> list[str]:
-    """The links to the pages that show a program."""
+    """Return Markdown links to the pages that show a program."""
     pages = dict.fromkeys(place.split(":")[0] for place in places)
     chapters = [
         f"[{read(program.root / page).title}](/{page.removeprefix('docs/')})" for page in pages
@@ -110,37 +113,39 @@ def _chapters(program: Program, places: list[str]) -> list[str]:
 
 
 def _page(program: Program, chapters: list[str], repository: str) -> str:
-    """The page of a program: what it shows, the whole file, what it printed."""
+    """Return the Markdown of the page of a program."""
     return template.render(
         "program/page",
         program=program,
-        what=summary(program),
+        summary=summary(program),
         chapters=chapters,
         language=LANGUAGES[program.path.suffix],
         transcript=transcript,
         machine=machine,
-        held=compatibility.releases(program),
-        notebook=notebooks.place(program),
-        opens=notebooks.links(program, repository),
+        tested_releases=compatibility.releases(program),
+        notebook=notebooks.notebook_uri(program),
+        notebook_links=notebooks.links(program, repository),
         repository=repository,
     )
 
 
 def _what_ran_where(root: Path) -> str:
-    """Every program, each device it was recorded on, versions, date, seconds."""
-    every = programs(root)
+    """Return the Markdown of the page "What ran where"."""
+    all_programs = programs(root)
     folders: dict[str, list[tuple[Program, str, Provenance]]] = defaultdict(list)
-    for program in every:
+    for program in all_programs:
         for device, recorded in program.transcripts().items():
-            if at := recorded.provenance:
-                row = program, "CPU" if device == "cpu" else "GPU", at
+            if provenance := recorded.provenance:
+                row = program, "CPU" if device == "cpu" else "GPU", provenance
                 folders[program.path.parent.name].append(row)
-    machines = [at.device for rows in folders.values() for _, _, at in rows]
+    machines = [each.device for rows in folders.values() for _, _, each in rows]
     return template.render(
         "program/what_ran_where",
         folders=folders,
-        held=compatibility.releases,
+        tested_releases=compatibility.releases,
         machines=machines,
-        waiting=[program_link(each.name) for each in page_stats.waiting(every)],
+        not_recorded=[
+            program_link(each.name) for each in page_stats.not_recorded_on_gpu(all_programs)
+        ],
         program_link=program_link,
     )

@@ -1,21 +1,20 @@
-"""The quiz: from `docs/assessment/quiz.yml` to the questions of the page `quiz.md`.
+"""Show the questions of `docs/assessment/quiz.yml` on the page of the quiz.
 
-The page has three comment lines:
+These comments become a part of the quiz:
 
     <!-- quiz: size -->          a sentence with the number of questions and lessons
-    <!-- quiz: questions -->     every lesson and its questions
-    <!-- quiz: lessons -->       a table of lessons, in which docs/assets/quiz.js counts
+    <!-- quiz: questions -->     all lessons with their questions
+    <!-- quiz: lessons -->       a table of lessons, where docs/assets/quiz.js shows the score
 
-The templates in `templates/quiz/` determine how these look.
+The templates in `templates/quiz/` determine the appearance.
 
 There are five kinds of questions: `one` choice, `several` choices, a `number`, the meaning of
-an `output`, and steps to put in `order`. A new question needs an entry in the file and nothing
-else. If a program of the book settles its answer, `evidence` names the program and the lines of
-its transcript by how they begin, and the page quotes these lines. `expect` contains patterns
-that the lines must match. For a number, the pattern `number` finds the answer in the lines,
-and the arithmetic `expression` must give the answer. All of this is checked whenever the page
-is built. A field that is missing, unknown or given twice stops the build, and the message
-names the question.
+an `output`, and steps to put in `order`. A new question needs only an entry in the file. If the
+output of a program proves the answer, `evidence` names the program and how some lines of its
+transcript begin. The page quotes these lines, and they must match the patterns in `expect`. For
+a number, the pattern `number` finds the answer in the lines, and the arithmetic `expression`
+must give the answer. Each build of the page checks this. A field that is missing, unknown or
+given twice stops the build, and the message names the question.
 """
 
 from __future__ import annotations
@@ -50,9 +49,10 @@ _ARITHMETIC = {"__builtins__": {}, "sqrt": math.sqrt, "log2": math.log2, "ceil":
 
 
 def units(unit: str, others: Sequence[str] = ()) -> dict[str, float]:
-    """How an answer's unit may be written, and its size in `unit`; no unit means `unit`.
+    """Return the units that an answer may have, with their sizes relative to `unit`.
 
-    `others` are other ways to write a unit that is not a number of bytes.
+    An answer without a unit has the unit `unit`. `others` are different spellings of a unit
+    that is not a number of bytes.
     """
     if unit in _BYTES:
         sizes = {name: size / _BYTES[unit] for name, size in _BYTES.items()}
@@ -65,14 +65,14 @@ def units(unit: str, others: Sequence[str] = ()) -> dict[str, float]:
 
 
 class Quote(Schema, dict=True):
-    """Lines of a program's transcript, found by how they begin."""
+    """Lines of a program's transcript, which are found by their beginnings."""
 
     program: str
-    begins: list[str] = msgspec.field(name="lines")
+    beginnings: list[str] = msgspec.field(name="lines")
     command: str = ""
 
     def find(self, root: Path) -> None:
-        """Find the lines in the transcript. Each is the one line that begins so."""
+        """Find the lines. Raise SchemaError unless each beginning matches exactly one line."""
         program = Program(root, root / "snippets" / self.program)
         if not program.path.is_file() or "cpu" not in program.devices:
             raise SchemaError(f"{self.program} is not a program with a transcript")
@@ -83,35 +83,36 @@ class Quote(Schema, dict=True):
                 f"{len(commands)} commands of {name} contain {self.command!r}, not 1"
             )
         printed = [
-            (number, place, " ".join(line.split()) + " ")
+            (number, index, " ".join(line.split()) + " ")
             for number, command in enumerate(commands)
-            for place, line in enumerate(command.output)
+            for index, line in enumerate(command.output)
         ]
-        chosen: dict[int, list[int]] = defaultdict(list)
-        for start in self.begins:
-            wanted = " ".join(start.split()) + (" " if start.endswith(" ") else "")
-            found = [(n, place) for n, place, line in printed if line.startswith(wanted)]
+        quoted: dict[int, list[int]] = defaultdict(list)  # line numbers, by the command
+        for start in self.beginnings:
+            text = " ".join(start.split()) + (" " if start.endswith(" ") else "")
+            found = [(n, index) for n, index, line in printed if line.startswith(text)]
             if len(found) != 1:
                 raise SchemaError(f"{len(found)} lines of {name} begin with {start!r}, not 1")
-            chosen[found[0][0]].append(found[0][1])
-        # each command, and which of its lines are quoted
-        self.chosen = [(commands[number], sorted(chosen[number])) for number in sorted(chosen)]
+            quoted[found[0][0]].append(found[0][1])
+        # each command, and the indices of its quoted lines
+        self.quoted = [(commands[number], sorted(quoted[number])) for number in sorted(quoted)]
         self.provenance = transcript.provenance
         self.page = program_page(f"snippets/{self.program}")
 
     @property
     def lines(self) -> list[str]:
-        return [command.output[place] for command, places in self.chosen for place in places]
+        """Return the quoted lines."""
+        return [command.output[index] for command, indices in self.quoted for index in indices]
 
     @property
     def excerpt(self) -> list[str]:
-        """The lines, each command before its own, and `…` where some are left out."""
+        """Return the commands with their quoted lines, and with `…` for omitted lines."""
         out = []
-        for command, places in self.chosen:
+        for command, indices in self.quoted:
             out.append(f"$ {command.command_line}")
-            for before, place in zip([-1, *places], places, strict=False):
-                out += [*["…"] * (place != before + 1), command.output[place]]
-            out += ["…"] * (places[-1] != len(command.output) - 1)
+            for before, index in zip([-1, *indices], indices, strict=False):
+                out += [*["…"] * (index != before + 1), command.output[index]]
+            out += ["…"] * (indices[-1] != len(command.output) - 1)
         return out
 
 
@@ -127,15 +128,20 @@ class Choice(Schema):
     def __post_init__(self) -> None:
         if "](" in self.text or "$" in self.feedback + self.text:
             raise SchemaError(
-                "an option must not contain a link, and option and feedback no formula"
+                "an option must not contain a link, and neither the option nor its feedback "
+                "may contain a formula"
             )
 
 
-class Line(Choice):
+class TextChoice(Choice):
+    """A choice that the page shows as text."""
+
     text: str
 
 
-class Option(Line):
+class Option(TextChoice):
+    """An option of a question, which is right or wrong."""
+
     right: bool = False
 
 
@@ -146,7 +152,7 @@ class WrongValue(Choice):
 
 
 class Question(Schema, tag_field="kind", kw_only=True, dict=True):
-    """The fields of every question. Each kind of question has more fields."""
+    """A question, with the fields of all kinds. Each kind adds its own fields."""
 
     id: str
     title: str
@@ -155,7 +161,7 @@ class Question(Schema, tag_field="kind", kw_only=True, dict=True):
     read: list[str]
     evidence: tuple[Quote, ...] = ()
 
-    options: ClassVar[tuple[Line, ...]] = ()
+    options: ClassVar[tuple[TextChoice, ...]] = ()
     answer: ClassVar[float] = 0.0
     wrong_values: ClassVar[tuple[WrongValue, ...]] = ()
     shows: ClassVar[Quote | None] = None
@@ -167,16 +173,20 @@ class Question(Schema, tag_field="kind", kw_only=True, dict=True):
 
     @property
     def kind(self) -> str:
+        """Return the kind, as in the field `kind` of the file."""
         return self.__struct_config__.tag
 
     @property
     def version(self) -> str:
-        """A checksum. A browser drops a stored answer if the checksum has changed."""
-        said = [self.kind, self.ask, self.answer, [each.text for each in self.options]]
-        return f"{zlib.crc32(json.dumps(said).encode()):08x}"
+        """Return a checksum. A browser deletes a stored answer if the checksum has changed."""
+        content = [self.kind, self.ask, self.answer, [each.text for each in self.options]]
+        return f"{zlib.crc32(json.dumps(content).encode()):08x}"
 
     def find(self, root: Path) -> None:
-        """Find the links and quotes of the question, and compare the answer with the quotes."""
+        """Find the links and the quotes of the question, and check the answer.
+
+        Raise SchemaError if the quoted lines do not confirm the answer.
+        """
         self.links = [link(target, root) for target in self.read]
         for quote in [*self.evidence, *filter(None, [self.shows])]:
             quote.find(root)
@@ -186,10 +196,10 @@ class Question(Schema, tag_field="kind", kw_only=True, dict=True):
     # confirm the answer.
 
 
-class Worded(Question, kw_only=True):
-    """A question that is answered by its options."""
+class TextQuestion(Question, kw_only=True):
+    """A question whose answers are texts."""
 
-    expect: tuple[str, ...] = ()  # patterns that the quoted lines match
+    expect: tuple[str, ...] = ()  # patterns that the quoted lines must match
 
     def check_answer(self, text: str) -> None:
         if bool(self.evidence) != bool(self.expect):
@@ -199,26 +209,32 @@ class Worded(Question, kw_only=True):
                 raise SchemaError(f"the program no longer prints {each!r}:\n{text}")
 
 
-class Several(Worded, tag="several", kw_only=True):
+class MultipleChoice(TextQuestion, tag="several", kw_only=True):
+    """A question with one or several right options."""
+
     options: list[Option]
     hint = "Choose every right option. There may be one or several."
 
     @property
     def right(self) -> list[int]:
+        """Return the indices of the right options."""
         return [number for number, each in enumerate(self.options) if each.right]
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 < len(self.right) < len(self.options):
-            raise SchemaError("the options must contain right ones and wrong ones")
+            raise SchemaError("there must be at least one right option and one wrong option")
 
     @property
     def letters(self) -> str:
-        *others, last = ["ABCDEFGHIJ"[place] for place in self.right]
+        """Return the letters of the right options, such as `A, B and D`."""
+        *others, last = ["ABCDEFGHIJ"[index] for index in self.right]
         return " and ".join(filter(None, [", ".join(others), last]))
 
 
-class One(Several, tag="one", kw_only=True):
+class SingleChoice(MultipleChoice, tag="one", kw_only=True):
+    """A question with exactly one right option."""
+
     hint = "Choose one."
 
     def __post_init__(self) -> None:
@@ -229,15 +245,19 @@ class One(Several, tag="one", kw_only=True):
         super().__post_init__()
 
 
-class Output(One, tag="output", kw_only=True):
+class Output(SingleChoice, tag="output", kw_only=True):
+    """A question about the meaning of an output."""
+
     shows: Quote
     evidence: list[Quote]
     expect: list[str]
     hint = "Read the output, then choose one."
 
 
-class Order(Worded, tag="order", kw_only=True):
-    options: list[Line] = msgspec.field(name="steps")  # as they go
+class Order(TextQuestion, tag="order", kw_only=True):
+    """A question whose steps must be put in order."""
+
+    options: list[TextChoice] = msgspec.field(name="steps")  # in the right order
     hint = "Put these in the right order."
 
     def __post_init__(self) -> None:
@@ -246,34 +266,39 @@ class Order(Worded, tag="order", kw_only=True):
             raise SchemaError("there must be at least three steps")
 
     def shuffled(self) -> list[int]:
-        """The steps as they are shown: the same in every build, and no step in its place."""
-        places = list(range(len(self.options)))
-        shuffle, order = random.Random(self.id), places.copy()
-        while any(a == b for a, b in zip(order, places, strict=True)):
-            shuffle.shuffle(order)
+        """Return the indices of the steps in a wrong order, which is the same in every build.
+
+        No step is at its right position.
+        """
+        right_order = list(range(len(self.options)))
+        generator, order = random.Random(self.id), right_order.copy()
+        while any(a == b for a, b in zip(order, right_order, strict=True)):
+            generator.shuffle(order)
         return order
 
 
 class Number(Question, tag="number", kw_only=True):
+    """A question whose answer is a number."""
+
     answer: int | float
     unit: str
     wrong_values: list[WrongValue]
     tolerance: int | float = 0.02
     number: str = ""  # a pattern that finds the answer in the quoted lines
     expression: str = ""  # arithmetic that gives the answer: `2 * (8 - 1) / 8 * 12`
-    other_units: tuple[str, ...] = ()  # other ways to write the unit
+    other_units: tuple[str, ...] = ()  # different spellings of the unit
 
     @property
     def hint(self) -> str:
-        of = f"{', in' if self.unit in _BYTES else ' of'} {self.unit}" if self.unit else ""
-        return f"Give a number{of}."
+        unit = f"{', in' if self.unit in _BYTES else ' of'} {self.unit}" if self.unit else ""
+        return f"Give a number{unit}."
 
     def accepts(self, value: float) -> bool:
-        """Whether a number in the question's own unit is right, as the script judges it."""
+        """Return whether a number in the unit of the question is right, as in quiz.js."""
         return abs(value - self.answer) <= self.tolerance * abs(self.answer) + 1e-9
 
-    def computed(self) -> float:
-        """The value of `expression`. Raises SchemaError if it is not arithmetic."""
+    def expression_value(self) -> float:
+        """Return the value of `expression`. Raise SchemaError if it is not arithmetic."""
         try:
             return float(eval(self.expression, dict(_ARITHMETIC)))
         except Exception as error:
@@ -283,10 +308,10 @@ class Number(Question, tag="number", kw_only=True):
         super().__post_init__()
         if self.unit in _BYTES and self.other_units:
             raise SchemaError(
-                f"`other_units` is for units that are not bytes, and not for {self.unit}"
+                f"remove `other_units`: all units of bytes are accepted instead of {self.unit}"
             )
         if self.expression:
-            value = self.computed()
+            value = self.expression_value()
             if not self.accepts(value):
                 raise SchemaError(
                     f"the answer is {self.answer}, but `expression` gives {value:g}"
@@ -311,10 +336,11 @@ class Number(Question, tag="number", kw_only=True):
 
     @property
     def units(self) -> str:
+        """Return the units that an answer may have, as JSON."""
         return json.dumps(units(self.unit, self.other_units))
 
-    def shown(self, value: float) -> str:
-        """`1,024 B`, `295.2 FLOPs per byte`."""
+    def format_value(self, value: float) -> str:
+        """Return a value with the unit, such as `1,024 B` or `295.2 FLOPs per byte`."""
         return f"{value:{',.6g' if value < 1e6 else 'g'}} {self.unit}".strip()
 
 
@@ -322,12 +348,16 @@ class Number(Question, tag="number", kw_only=True):
 
 
 class Lesson(Schema):
+    """A lesson of the quiz with its questions."""
+
     id: str
     name: str
-    questions: list[One | Several | Number | Output | Order]
+    questions: list[SingleChoice | MultipleChoice | Number | Output | Order]
 
 
 class Quiz(Schema):
+    """The content of the file."""
+
     lessons: list[Lesson]
 
     def __post_init__(self) -> None:
@@ -336,18 +366,18 @@ class Quiz(Schema):
 
 
 def load(root: Path = ROOT) -> list[Lesson]:
-    """Return the lessons of the quiz. Raises DataError, which names the wrong question."""
+    """Return the lessons of the quiz. Raise DataError, with the question, if it is wrong."""
     lessons = yaml_schema.read(root, FILE, Quiz).lessons
     questions = [question for lesson in lessons for question in lesson.questions]
-    for place, question in enumerate(questions, 1):
-        question.place = place  # counted through all lessons
-        with yaml_schema.naming(FILE, question.id):
+    for position, question in enumerate(questions, 1):
+        question.position = position  # in the whole quiz
+        with yaml_schema.locate_errors(FILE, question.id):
             question.find(root)
     return lessons
 
 
 def show(words: list[str], root: Path) -> str:
-    """The Markdown of the size of the quiz, of its questions, or of the table of lessons."""
+    """Return the Markdown that replaces the comment `<!-- quiz: WORDS -->`."""
     if words not in (["size"], ["questions"], ["lessons"]):
-        raise SchemaError("the quiz has only the parts `size`, `questions` and `lessons`")
+        raise SchemaError("write `size`, `questions` or `lessons` after `quiz:`")
     return template.render(f"quiz/{words[0]}", lessons=load(root))

@@ -1,7 +1,7 @@
-"""References: the entries of `docs/references.yml` as tables on a page.
+"""Show the entries of `docs/references.yml` as tables on a page.
 
-`<!-- references: entries -->` becomes one table for each topic; `counts`, `orders` and
-`syllabus` in place of entries become what the templates of their names say.
+The comment `<!-- references: entries -->` becomes one table for each topic. The words `counts`,
+`orders` and `syllabus` become the texts of the templates with these names.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ class Topic(Schema):
 
 
 class Entry(Schema, kw_only=True):
-    """A paper, a page, a video: what to read it for, and where the book needs it."""
+    """A source, such as a paper or a video: why to read it, and where the book needs it."""
 
     id: str
     title: str
     by: str
-    year: int | str  # `living` for what is kept up to date
+    year: int | str  # `living` for a source that is kept up to date
     where: str
     url: str
     kind: Literal[*KINDS]
@@ -70,41 +70,46 @@ class Entry(Schema, kw_only=True):
     insight: str
     book: str  # Markdown links
     labs: tuple[str, ...] = ()
-    formerly: tuple[str, ...] = ()  # addresses that lead there
-    history: str = ""  # what readers of older lists should know
+    formerly: tuple[str, ...] = ()  # older addresses of the source
+    history: str = ""  # a note for readers of older lists
     read_scope: str = ""  # which part of the source we read
 
     def __post_init__(self) -> None:
         if not ADDRESS.fullmatch(self.url):
             raise SchemaError(
-                f"url {self.url!r} must begin with https:// and have no parameters"
+                f"url {self.url!r} must begin with https:// and must not have parameters"
             )
         if "arxiv.org" in self.url and not re.search(r"/abs/\d{4}\.\d{5}$", self.url):
             raise SchemaError(
                 "an arXiv link must be https://arxiv.org/abs/NUMBER, without a version"
             )
         if self.basis == "part" and not self.read_scope:
-            raise SchemaError("`read_scope` is missing: it names the part that was read")
+            raise SchemaError("`read_scope` is missing: it must name the part that was read")
         for field in ("focus", "insight"):
             text = getattr(self, field)
             if "|" in text or not text.rstrip().endswith((".", "?", ")")):
-                raise SchemaError(f"{field} must be a sentence, and must not contain `|`")
-        if not all(_lab(each) for each in self.labs):
-            raise SchemaError(f"labs {self.labs}: one of them does not exist")
+                raise SchemaError(f"{field} must be a sentence and must not contain `|`")
+        if unknown := [each for each in self.labs if not _lab(each)]:
+            raise SchemaError(f"labs: there is no lab {unknown[0]}")
 
     @property
     def topics(self) -> list[str]:
+        """Return all topics of the entry, its main topic first."""
         return [self.topic, *self.also]
 
     @property
     def origin(self) -> str:
-        """Who, when and where: no year for what is kept up to date, no publisher twice."""
+        """Return the author, the year and the publisher.
+
+        A source that is kept up to date has no year. A publisher is not repeated as the author.
+        """
         if self.year != "living":
             return f"{self.by} ({self.year}). {self.where}"
         return self.where if self.by in self.where else f"{self.by}. {self.where}"
 
     @property
     def notes(self) -> list[str]:
+        """Return the notes of the entry: how much of it we read, and its history."""
         return list(
             filter(None, [f"{BASES[self.basis]} {self.read_scope}".strip(), self.history])
         )
@@ -117,7 +122,7 @@ class Order(Schema):
 
 
 class Item(Schema, kw_only=True):
-    """A topic of the syllabus: the entries of its video and its text."""
+    """A topic of the syllabus, with the ids of the entries of its video and its text."""
 
     number: str
     title: str
@@ -144,17 +149,18 @@ class References(Schema):
         return sum(entry.minutes for entry in self.entries if entry.priority == "must")
 
     def count(self, **wanted: str) -> int:
-        """How many entries are of a kind, a priority or a basis."""
+        """Return the number of entries whose fields have these values."""
         return sum(
             all(getattr(entry, field) == value for field, value in wanted.items())
             for entry in self.entries
         )
 
-    def read(self, order: Order) -> list[Entry]:
+    def entries_in(self, order: Order) -> list[Entry]:
+        """Return the entries of a reading order."""
         return [self.by_id[name] for name in order.read]
 
-    def of(self, topic: str) -> list[Entry]:
-        """The entries of a topic, what is a must first."""
+    def entries_of(self, topic: str) -> list[Entry]:
+        """Return the entries of a topic, those with the highest priority first."""
         chosen = [entry for entry in self.entries if entry.topic == topic]
         return sorted(chosen, key=lambda entry: list(PRIORITIES).index(entry.priority))
 
@@ -162,29 +168,32 @@ class References(Schema):
         yaml_schema.require_unique(entry.id for entry in self.entries)
         for entry in self.entries:
             if unknown := set(entry.topics) - self.topics.keys():
-                raise SchemaError(f"{entry.id}: {', '.join(sorted(unknown))}: no such topic")
+                raise SchemaError(f"{entry.id}: there is no topic {', '.join(sorted(unknown))}")
         named = [(each.title, each.read) for each in self.orders]
         named += [(each.title, [each.video, each.post]) for each in self.syllabus]
         for title, names in named:
             if unknown := [name for name in names if name not in self.by_id]:
-                raise SchemaError(f"{title}: no entry {unknown[0]!r}")
+                raise SchemaError(f"{title}: there is no entry {unknown[0]!r}")
 
 
 @functools.lru_cache(maxsize=2)
 def load(text: str) -> References:
-    """The data, checked. Raises DataError, which names the file, the line and the entry."""
+    """Return the references in a YAML text.
+
+    Raise DataError, whose message names the file, the line and the entry, if the text is wrong.
+    """
     return yaml_schema.decode(text, FILE, References)
 
 
 def titles(root: Path) -> dict[str, str]:
-    """The title of each entry, by the anchor of its row."""
+    """Return the title of each entry, by the anchor of its row."""
     path = root / FILE
-    known = load(path.read_text("utf-8")).by_id if path.is_file() else {}
-    return {name: entry.title for name, entry in known.items()}
+    entries = load(path.read_text("utf-8")).by_id if path.is_file() else {}
+    return {name: entry.title for name, entry in entries.items()}
 
 
 def _lab(number: str) -> str:
-    """The file of a lab, from the folder docs/: "" where there is none."""
+    """Return the link to a lab from the folder docs/; an empty string if there is none."""
     found = sorted((ROOT / "labs").glob(f"lab{number}_*.py"))
     return f"labs/{found[0].name}" if found else ""
 
@@ -193,7 +202,7 @@ def _lab(number: str) -> str:
 
 
 def duration(minutes: int) -> str:
-    """Minutes as one reads them: 45 min, 1¼ h, 12 h; "" for what has no time of its own."""
+    """Return minutes as text, such as `45 min`, `1¼ h` or `12 h`; an empty string for 0."""
     if minutes == 0:
         return ""
     if minutes < 60:
@@ -204,11 +213,11 @@ def duration(minutes: int) -> str:
     return f"{hours}{['', '¼', '½', '¾'][quarters]} h"
 
 
-def shown(part: str, known: References) -> str:
-    """One of the PARTS, of these references."""
+def render(part: str, references: References) -> str:
+    """Return the Markdown of one of the PARTS."""
     return template.render(
         f"references/{part}",
-        known=known,
+        references=references,
         kinds=KINDS,
         priorities=PRIORITIES,
         duration=duration,
@@ -217,7 +226,7 @@ def shown(part: str, known: References) -> str:
 
 
 def show(words: list[str], root: Path) -> str:
-    """The Markdown of one of the PARTS of a page."""
+    """Return the Markdown that replaces the comment `<!-- references: WORDS -->`."""
     if words[0] not in PARTS or words[1:]:
         raise SchemaError(f"write one of the words {', '.join(PARTS)}")
-    return shown(words[0], load((root / FILE).read_text("utf-8")))
+    return render(words[0], load((root / FILE).read_text("utf-8")))

@@ -1,4 +1,4 @@
-"""Scores: the reports in `assessment/scores/` as tables, the finished programs and the best."""
+"""Show the reports in `assessment/scores/` as tables of our scores and the best scores."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ REFERENCE = "reference"
 
 
 def show(words: list[str], root: Path) -> str:
-    """What `<!-- scores: lab02_ddp -->` asks for, as Markdown."""
+    """Return the Markdown that replaces the comment `<!-- scores: lab02_ddp -->`.
+
+    The table contains each score of the reference, and the reports with a lower, best score.
+    """
     reports = {
         path.stem: tomllib.loads(path.read_text("utf-8"))
         for path in sorted((root / FOLDER).glob("*.toml"))
@@ -21,13 +24,15 @@ def show(words: list[str], root: Path) -> str:
     rows = []
     for lab in words:
         if lab not in reports[REFERENCE]:
-            raise SchemaError(f"{FOLDER}/{REFERENCE}.toml has no {lab}")
+            raise SchemaError(f"{FOLDER}/{REFERENCE}.toml has no scores of {lab}")
         steps = {k: v for k, v in reports[REFERENCE][lab].items() if k.startswith("step")}
         for step, name in ((step, name) for step, found in steps.items() for name in found):
-            of = {
-                who: each.get(lab, {}).get(step, {}).get(name) for who, each in reports.items()
+            values = {
+                author: report.get(lab, {}).get(step, {}).get(name)
+                for author, report in reports.items()
             }
-            best = min(value for value in of.values() if value is not None)
-            who = [who for who, value in of.items() if value == best < of[REFERENCE]]
-            rows.append((lab, step.removeprefix("step"), name, of[REFERENCE], best, who))
+            reference = values[REFERENCE]
+            best = min(value for value in values.values() if value is not None)
+            authors = [each for each, value in values.items() if value == best < reference]
+            rows.append((lab, step.removeprefix("step"), name, reference, best, authors))
     return template.render("scores", rows=rows, several=len(words) > 1)

@@ -1,11 +1,13 @@
-"""Search: the text in which a reader's browser looks, `search/text.json`.
+"""Write `search/text.json`, the text that the search of the website searches.
 
-It is all that `docs/assets/search.js` reads: for each section of each page the address,
-the title, the plain text and the code of the programs. A word in a program says less about
-its section than a word in a sentence or in an error message, so the code is kept apart. Of a
-lab's program, which is complete on its page, only the comments and the strings are kept. The
-theme asks for `search/search_index.json` on every page. That file contains the settings alone,
-so that only those who search fetch the text.
+`docs/assets/search.js` reads this file. It contains a row for each section of each page: the
+address, the title, the plain text, the weight, and the code of the programs. The code is a
+separate field, because a word in a program says less about its section than a word in a
+sentence or in an error message. The page of a lab contains the whole program, so only its
+comments, its strings and the names that it defines are stored.
+
+The theme loads `search/search_index.json` on every page. That file contains only the settings,
+so that only readers who search load the text.
 """
 
 from __future__ import annotations
@@ -24,46 +26,48 @@ from worldsize.site import incremental_output
 # address, title as HTML, text, weight, the code of the programs
 Section = tuple[str, str, str, float, str]
 
-# what points at what the chapters explain, and so is not what a reader looks for first
+# pages and sections that point to explanations in chapters, so readers rarely look for them
 POINTERS = re.compile(
     r"(tracks/|assessment/|what_ran_where|11_references|11_releases|glossary|labs/)"
     r"|.*#(check-yourself|go-deeper|links)$"
 )
-# headings above the sections of errors, each of which begins with its message
+# the anchors of headings whose subsections are about one error each
 FAILURES = re.compile(r"go(es)?-wrong|error")
 
-NO_TEXT = re.compile(  # a formula of its own line would be shown as a heap of letters
+NO_TEXT = re.compile(  # the letters of a displayed formula make no sense as text
     r'<(svg|script|style)\b.*?</\1>|<div class="formula".*?</div>|<a class="headerlink".*?</a>',
     re.DOTALL,
 )
 HEADING = re.compile(r'<h([1-6]) id="([^"]+)"[^>]*>(.*?)</h[1-6]>', re.DOTALL)
 PROGRAM = re.compile(r'<div class="language-(?:python|cuda|cpp).*?</pre>', re.DOTALL)
-SAYS = re.compile(r'<span class="(?:s|c|nf|nc)\w*">(.*?)</span>', re.DOTALL)
-WORDS = re.compile(r"^(?!\s*Recorded 20\d\d-|\s*assert ).*[^\W\d]{3}")
-INLINE = re.compile(r"</?(?:a|abbr|b|code|del|em|i|kbd|m\w+|span|strong|sub|sup)\b[^>]*>")
+# comments, strings, and the names of functions and classes
+LAB_WORDS = re.compile(r'<span class="(?:s|c|nf|nc)\w*">(.*?)</span>', re.DOTALL)
+# lines with at least three letters in a row, except assertions and lines about a recording
+INDEXED_LINE = re.compile(r"^(?!\s*Recorded 20\d\d-|\s*assert ).*[^\W\d]{3}")
+INLINE_TAG = re.compile(r"</?(?:a|abbr|b|code|del|em|i|kbd|m\w+|span|strong|sub|sup)\b[^>]*>")
 
 
 @functools.lru_cache(maxsize=128)
 def sections(content: str, title: str, url: str) -> list[Section]:
-    """The sections of a page, from its HTML; the first has the address of the page."""
+    """Return the sections of a page, from its HTML. The first has the address of the page."""
     if url.startswith("labs/"):
-        content = PROGRAM.sub(lambda code: " ".join(SAYS.findall(code[0])), content)
+        content = PROGRAM.sub(lambda code: " ".join(LAB_WORDS.findall(code[0])), content)
     before, *parts = HEADING.split(NO_TEXT.sub("", content))
     found = list(zip(parts[::4], parts[1::4], parts[2::4], parts[3::4], strict=True))
     if not found or _text(before):
         found.insert(0, ("1", "", title, before))
     rows: list[Section] = []
-    failures = False  # whether the chapter is one of errors
+    in_failures = False  # whether the section is below a heading of FAILURES
     for level, anchor, name, text in found:
         if level <= "2":
-            failures = bool(FAILURES.search(anchor))
+            in_failures = bool(FAILURES.search(anchor))
         address = f"{url}#{anchor}" if rows else url
         rows.append(
             (
                 address,
                 re.sub(r"<(?!/?code>)[^>]*>", "", name),
                 _text(PROGRAM.sub("\n", text)),
-                _weight(address, failures and level > "2"),
+                _weight(address, in_failures and level > "2"),
                 _text("\n".join(PROGRAM.findall(text))),
             )
         )
@@ -71,17 +75,17 @@ def sections(content: str, title: str, url: str) -> list[Section]:
 
 
 def _weight(address: str, is_failure: bool) -> float:
-    """The weight of a section: more than 1 for an error, less for one that points elsewhere."""
+    """Return the weight: more than 1 for an error, less than 1 for a section of POINTERS."""
     if not address or address.startswith("#"):
-        return 0.4  # the home page: error messages, too, contain the words of the book's name
+        return 0.4  # the home page: error messages also contain the words of the book's name
     return 0.55 if POINTERS.match(address) else 1.2 if is_failure else 1
 
 
 def _text(part: str) -> str:
-    """Plain text: each line that has a word and is no assertion, none twice in a section."""
-    lines = html.unescape(re.sub(r"<[^>]+>", "\n", INLINE.sub("", part))).splitlines()
+    """Return the plain text of HTML: the lines of INDEXED_LINE, without repeated lines."""
+    lines = html.unescape(re.sub(r"<[^>]+>", "\n", INLINE_TAG.sub("", part))).splitlines()
     return "\n".join(
-        dict.fromkeys(" ".join(each.split()) for each in lines if WORDS.search(each))
+        dict.fromkeys(" ".join(each.split()) for each in lines if INDEXED_LINE.search(each))
     )
 
 
@@ -106,7 +110,7 @@ class Index:
         """Do nothing. The theme's plugin calls this, but `add` has already added the page."""
 
     def generate_search_index(self, _previous: object = None) -> str:
-        """Write the text of all sections, and return the settings, which the theme writes."""
+        """Write the text of all sections. Return the settings, which the theme then writes."""
         text = json.dumps(self.sections, ensure_ascii=False, separators=(",", ":"))
         incremental_output.write(text.encode(), str(self.folder / "text.json"))
         return json.dumps({"config": self.settings, "docs": []})

@@ -1,4 +1,4 @@
-"""The templates `templates/NAME.md.jinja`, whose text becomes part of a page.
+"""Render the templates `templates/NAME.md.jinja`, whose text becomes part of a page.
 
 Python passes names and numbers to a template, and the template determines how they look. Its
 text is Markdown, so MkDocs checks its links. A template is read again when its file changes.
@@ -15,17 +15,17 @@ from worldsize.site.yaml_schema import DataError
 
 
 def _line(text: object) -> str:
-    """On one line, as an item of a list or a cell of a table must be."""
+    """Return a text on one line, as a list or a table needs it."""
     return " ".join(str(text).split())
 
 
 def _cell(text: object) -> str:
-    """A cell of a table, whose text may have the mark between two cells in it."""
+    """Return a cell of a table. The text may contain `|`, which would separate two cells."""
     return _line(text).replace("|", "&#124;")
 
 
 def _row(text: str) -> str:
-    """A row of a table from a block of text: a blank line separates cells, a line breaks."""
+    """Return a row of a table from a text: blank lines separate cells, line breaks stay."""
     cells = ("<br>".join(cell.split("\n")) for cell in text.strip().split("\n\n"))
     return f"| {' | '.join(cells)} |\n"
 
@@ -40,11 +40,11 @@ TEMPLATES.filters |= {"line": _line, "cell": _cell, "row": _row}
 
 
 def render(name: str, /, **values: object) -> str:
-    """Return the text of a template. Raises DataError with its file and line if it is wrong."""
+    """Return the text of a template. Raise DataError, with file and line, if it is wrong."""
     try:
         return TEMPLATES.get_template(f"{name}.md.jinja").render(values)
     except jinja2.TemplateError as error:
         trace = traceback.extract_tb(error.__traceback__)
-        place = [each for each in trace if each.filename.endswith(".jinja")][-1:]
-        where = "".join(f"{each.filename}:{each.lineno}: " for each in place)
+        frames = [each for each in trace if each.filename.endswith(".jinja")][-1:]
+        where = "".join(f"{each.filename}:{each.lineno}: " for each in frames)
         raise DataError(f"{where}{error}") from error

@@ -1,17 +1,17 @@
-"""Tracks: paths through the book, from `docs/tracks/NAME.yml` to the page `NAME.md`.
+"""Show the tracks, which are paths through the book, from the files `docs/tracks/NAME.yml`.
 
-A comment line of the page becomes a picture, a table or a list:
+A comment on the page of a track becomes a picture, a table or a list:
 
     <!-- track: NAME path -->           the learning path
-    <!-- track: NAME overview -->       its parts, what each needs, and how long they take
-    <!-- track: NAME rows GROUP -->     what the parts of a group teach, where, by what program
+    <!-- track: NAME overview -->       the parts, with their requirements and their times
+    <!-- track: NAME rows GROUP -->     the topics of a group, with their sections and programs
     <!-- track: NAME checklist -->      a checklist; see docs/assets/checklist.js
 
-The templates in `templates/track/` determine how these look. A row names sections and lab steps
-in the form that `worldsize.site.cross_references` describes. It also names the program to run,
-which one of its sections must embed. The time of a row is the reading time of its sections,
-without the sections that an earlier row contains. A field that is missing, unknown or given
-twice stops the build, and the message names the file and the row.
+The templates in `templates/track/` determine the appearance. A row names sections and lab steps
+in the form that `worldsize.site.cross_references` describes. It can also name a program to run,
+and one of its sections must embed this program. The time of a row is the reading time of its
+sections, without the sections that an earlier row contains. A field that is missing, unknown or
+given twice stops the build, and the message names the file and the row.
 """
 
 from __future__ import annotations
@@ -34,29 +34,34 @@ from worldsize.site.yaml_schema import Schema, SchemaError
 
 
 class Row(Schema, dict=True):
+    """A topic of a track: what to read, and which program to run."""
+
     topic: str
     outcome: str
     read: list[str]
     run: str = ""
-    said: int | None = msgspec.field(default=None, name="minutes")
+    stated_minutes: int | None = msgspec.field(default=None, name="minutes")
 
     def __post_init__(self) -> None:
-        self.minutes = self.said or 0  # computed by `load` if the row does not give it
-        self.program = ""  # the path of what `run` names
+        self.minutes = self.stated_minutes or 0  # `load` computes them if they are not stated
+        self.program = ""  # the path of the program that `run` names
         if not self.read:
             raise SchemaError("`read` is empty: it must name a section")
 
     @property
-    def stated(self) -> bool:
-        """Whether the row itself gives its time."""
-        return self.said is not None
+    def states_minutes(self) -> bool:
+        """Return whether the file states the minutes of the row."""
+        return self.stated_minutes is not None
 
     @property
-    def at_lab(self) -> bool:
+    def has_lab(self) -> bool:
+        """Return whether the row names a lab."""
         return any(target.startswith("lab") for target in self.read)
 
 
 class Part(Schema, dict=True):
+    """A part of a track, such as a lesson."""
+
     id: str
     name: str
     rows: list[Row]
@@ -70,29 +75,34 @@ class Part(Schema, dict=True):
         yaml_schema.require_unique(row.topic for row in self.rows)
 
     @property
-    def reading(self) -> int:
+    def reading_minutes(self) -> int:
+        """Return the sum of the minutes of all rows."""
         return sum(row.minutes for row in self.rows)
 
     @property
-    def stated(self) -> bool:
-        """Whether every row gives its time, so that no reading time is computed."""
-        return all(row.stated for row in self.rows)
+    def states_minutes(self) -> bool:
+        """Return whether the file states the minutes of every row."""
+        return all(row.states_minutes for row in self.rows)
 
 
 class Group(Schema):
+    """Parts of a track that are shown together."""
+
     id: str
     parts: list[Part]
     head: str = "topic | you will be able to | read | run | minutes"
-    short: str = ""  # of a group that is one line of the overview
+    short: str = ""  # the name of a group that is one line of the overview
     needs: str = ""
 
     @property
-    def timed(self) -> bool:
-        """Its table has a column for the time: without one, rows are there to be looked up."""
+    def has_times(self) -> bool:
+        """Return whether the table of the group has a column for the time."""
         return self.head.count("|") == 4
 
 
 class Criterion(Schema, dict=True):
+    """An item of the checklist: an ability, and how a learner can show it."""
+
     id: str
     outcome: str
     how: str
@@ -112,6 +122,7 @@ class Stop(msgspec.Struct):
 
     @property
     def link(self) -> str:
+        """Return the Markdown link to its first part."""
         return f"[{self.name}](#{self.parts[0].id})"
 
     @property
@@ -119,19 +130,21 @@ class Stop(msgspec.Struct):
         return sum(part.minutes for part in self.parts)
 
     @property
-    def reading(self) -> int:
-        return sum(part.reading for part in self.parts if not part.stated)
+    def reading_minutes(self) -> int:
+        """Return the computed reading time of its parts."""
+        return sum(part.reading_minutes for part in self.parts if not part.states_minutes)
 
     @property
     def labs(self) -> dict[str, Link]:
+        """Return the links to the labs of its parts, by their numbers."""
         return {lab: link for part in self.parts for lab, link in part.lab_links.items()}
 
 
 class Track(Schema, dict=True):
-    """A track; `load` gives it its `name`, and links to what can be read."""
+    """A track. `load` sets its `name`, and the links of its rows and criteria."""
 
     title: str
-    path: list[list[str]]  # its stages: parts, and groups with a short name
+    path: list[list[str]]  # the ids of the stops in each stage
     groups: list[Group]
     checklist: list[Criterion]
 
@@ -146,18 +159,19 @@ class Track(Schema, dict=True):
 
     @property
     def parts(self) -> list[Part]:
+        """Return the parts of all groups."""
         return [part for group in self.groups for part in group.parts]
 
     @property
     def stops(self) -> dict[str, Stop]:
-        """What takes time, by its id and in its order."""
+        """Return the stops by their ids: all parts with minutes, and groups of such parts."""
         found = {}
         for group in self.groups:
-            timed = [part for part in group.parts if part.minutes]
-            if group.short and timed:
-                found[group.id] = Stop(group.short, group.needs, timed)
+            parts = [part for part in group.parts if part.minutes]
+            if group.short and parts:
+                found[group.id] = Stop(group.short, group.needs, parts)
             else:
-                found |= {p.id: Stop(p.short or p.name, p.needs, [p]) for p in timed}
+                found |= {p.id: Stop(p.short or p.name, p.needs, [p]) for p in parts}
         return found
 
     @property
@@ -168,7 +182,7 @@ class Track(Schema, dict=True):
 
     @property
     def stages(self) -> list[list[tuple[Stop, list[Link]]]]:
-        """The path: for each of its stages the stops, with the labs that none before has."""
+        """Return the stops of each stage, with the labs that no earlier stop contains."""
         stages, shown = [], set()
         for stage in self.path:
             stages.append([])
@@ -179,14 +193,14 @@ class Track(Schema, dict=True):
         return stages
 
     def show(self, what: str, group_id: str = "") -> str:
-        """The Markdown of its path, overview or checklist, or of the rows of a group."""
+        """Return the Markdown of the path, overview or checklist, or of the rows of a group."""
         group = next((each for each in self.groups if each.id == group_id), None)
         if what == "rows" and group_id:
             if group is None:
                 raise SchemaError(f"no group has the id {group_id!r}")
         elif what not in ("path", "overview", "checklist") or group_id:
             raise SchemaError(
-                "a track has only `path`, `overview`, `checklist` and `rows GROUP`"
+                "write `path`, `overview`, `checklist` or `rows GROUP` after the track's name"
             )
         return template.render(
             f"track/{what}", track=self, group=group, hours=hours, program_link=program_link
@@ -194,7 +208,7 @@ class Track(Schema, dict=True):
 
 
 def hours(minutes: int) -> str:
-    """`50 min`, `3 h`, `2 h 30`."""
+    """Return minutes as text, such as `50 min`, `3 h` or `2 h 30`."""
     if minutes < 60:
         return f"{minutes} min"
     return f"{minutes // 60} h" + (f" {minutes % 60:02d}" if minutes % 60 else "")
@@ -204,41 +218,41 @@ def hours(minutes: int) -> str:
 
 
 def load(name: str, root: Path = ROOT) -> Track:
-    """Return a track. Raises DataError, which names the file and the wrong row."""
+    """Return a track. Raise DataError, with the file and the row, if it is wrong."""
     file = f"docs/tracks/{name}.yml"
     track = yaml_schema.read(root, file, Track)
     track.name = name
-    seen: dict[str, set[int]] = defaultdict(set)  # lines of pages that an earlier row has read
+    seen: dict[str, set[int]] = defaultdict(set)  # by the page: the lines of earlier rows
     for group in track.groups:
         for part in group.parts:
             for row in part.rows:
-                with yaml_schema.naming(file, part.id, row.topic):
+                with yaml_schema.locate_errors(file, part.id, row.topic):
                     _find(row, root)
-                    if group.timed and part.minutes and not row.stated:
+                    if group.has_times and part.minutes and not row.states_minutes:
                         row.minutes = _minutes(row.read, seen, root)
-            with yaml_schema.naming(file, part.id):
+            with yaml_schema.locate_errors(file, part.id):
                 _check_minutes(part, root)
     for each in track.checklist:
-        with yaml_schema.naming(file, f"criterion {each.id}"):
+        with yaml_schema.locate_errors(file, f"criterion {each.id}"):
             each.links = [link(target, root) for target in each.shown]
     return track
 
 
 def _find(row: Row, root: Path) -> None:
-    """Follow the links of a row, and find its program in a section of a chapter."""
+    """Set the links of a row, and the program, which one of its sections must embed."""
     shown: set[str] = set()
-    taught = False  # by a lab, or a page that needs no program
+    needs_program = True  # unless the row names a lab, or a page that is not a chapter
     row.links = [link(target, root) for target in row.read]
     for target in row.read:
         if re.match(r"(?!11)\d\d_", target):
             page, lines = section(target, root)
             shown |= {embed.file for embed in page.embeds if embed.line in lines}
         else:
-            taught = True
+            needs_program = False
     found = [each for each in shown if row.run in (Path(each).name, Path(each).stem)]
     if row.run and len(found) != 1:
         raise SchemaError(f"the sections of the row do not embed the program {row.run!r}")
-    if not row.run and not taught:
+    if not row.run and needs_program:
         raise SchemaError("the row needs a program to `run`, or a lab in `read`")
     row.program = found[0] if row.run else ""
 
@@ -249,29 +263,32 @@ def _minutes(targets: list[str], seen: dict[str, set[int]], root: Path) -> int:
     for target in targets:
         if re.match(r"\d\d_", target):
             page, lines = section(target, root)
-            known = seen[target.partition("#")[0]]
-            total += reading_minutes(page, set(lines) - known)
-            known.update(lines)
+            earlier = seen[target.partition("#")[0]]
+            total += reading_minutes(page, set(lines) - earlier)
+            earlier.update(lines)
     return max(1, round(total)) if total > 0.2 else 0
 
 
 def _check_minutes(part: Part, root: Path) -> None:
-    """Raise SchemaError if the minutes of a part do not agree with those of its rows."""
+    """Raise SchemaError if the minutes of a part contradict the minutes of its rows.
+
+    Also set the links to the labs of the part.
+    """
     part.lab_links = {lab: link(f"lab{lab}", root) for lab in part.labs}
-    if part.minutes and part.stated and part.reading != part.minutes:
+    if part.minutes and part.states_minutes and part.reading_minutes != part.minutes:
         raise SchemaError(
-            f"the part has {part.minutes} minutes, but its rows have {part.reading}"
+            f"the part has {part.minutes} minutes, but its rows have {part.reading_minutes}"
         )
-    if part.minutes and part.reading > part.minutes:
+    if part.minutes and part.reading_minutes > part.minutes:
         raise SchemaError(
-            f"its rows need {part.reading} minutes, more than the {part.minutes} of the part"
+            f"the part has {part.minutes} minutes, but its rows need {part.reading_minutes}"
         )
 
 
-loaded = memoized_while_unchanged(load)  # for the many comments of a page
+load_once = memoized_while_unchanged(load)  # a page has many comments of the same track
 
 
 def show(words: list[str], root: Path) -> str:
     """Return the Markdown that replaces the comment `<!-- track: WORDS -->`."""
     name, what, group = [*words, "", ""][:3]
-    return loaded(name, root).show(what, group)
+    return load_once(name, root).show(what, group)

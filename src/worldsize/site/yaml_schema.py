@@ -1,9 +1,9 @@
 """Data that becomes part of a page: YAML files with a schema, and directives in comments.
 
 The schema of a file consists of classes. A field that is missing, unknown or of a different
-type stops the build, and the message names the file, the line, the entry and the field. The
-message of a `SchemaError`, which other modules raise while they check an entry, gets the same
-names.
+type stops the build, and the message names the file, the line, the entry and the field. Other
+modules raise `SchemaError` while they check an entry. `locate_errors` then adds the names of
+the file and the entry to the message.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import msgspec
-from mkdocs.exceptions import BuildError  # printed with the page's name, without a trace
+from mkdocs.exceptions import BuildError  # MkDocs prints it without a traceback
 
 NAMES = ("id", "topic", "title")  # the field that names an entry
 T = TypeVar("T")
@@ -37,7 +37,7 @@ class Schema(msgspec.Struct, forbid_unknown_fields=True):
 def read(root: Path, file: str, kind: type[T]) -> T:
     """Return the content of a file of the book as an instance of `kind`.
 
-    Raises DataError if the file cannot be read or does not fit the class.
+    Raise DataError if the file cannot be read or does not fit the class.
     """
     try:
         return decode((root / file).read_text("utf-8"), file, kind)
@@ -46,7 +46,7 @@ def read(root: Path, file: str, kind: type[T]) -> T:
 
 
 def decode(text: str, file: str, kind: type[T]) -> T:
-    """Return the same as `read`, from the text of the file."""
+    """Return the same as `read`, but from the text of the file."""
     try:
         return msgspec.yaml.decode(text, type=kind)
     except msgspec.ValidationError as error:
@@ -57,9 +57,13 @@ def decode(text: str, file: str, kind: type[T]) -> T:
 
 
 def _place(text: str, path: str) -> str:
-    """`:12: lesson-1: ridge: slips 0` for `$.lessons[0].questions[0].slips[0]`."""
+    """Return the line and the names of an entry, from its path in the data.
+
+    For example, return `:12: lesson-1: ridge: wrong_values 0` for the path
+    `$.lessons[0].questions[0].wrong_values[0]`.
+    """
     data, names, rest = msgspec.yaml.decode(text), [], []
-    position = entry = 0  # behind what was passed on the way, and of the entry's own line
+    position = entry = 0  # offsets in the text: where to search next, and of the last name
     for step in re.findall(r"\w+", path):
         if isinstance(data, list):
             data = data[int(step)]
@@ -68,7 +72,7 @@ def _place(text: str, path: str) -> str:
         field = next((f for f in NAMES if isinstance(data, dict) and f in data), None)
         if field is None:
             rest.append(step)
-            if isinstance(data, list):  # another list may have an entry of the same name
+            if isinstance(data, list):  # an earlier list may have an entry of the same name
                 found = re.compile(rf"\b{step}:").search(text, position)
                 position = found.end() if found else position
             continue
@@ -80,12 +84,12 @@ def _place(text: str, path: str) -> str:
 
 
 @contextmanager
-def naming(*where: str) -> Iterator[None]:
-    """Convert a SchemaError into a DataError that also names the place."""
+def locate_errors(*where: str) -> Iterator[None]:
+    """Convert a SchemaError into a DataError whose message begins with the names in `where`."""
     try:
         yield
-    except SchemaError as why:
-        raise DataError(": ".join([*where, str(why)])) from None
+    except SchemaError as error:
+        raise DataError(": ".join([*where, str(error)])) from None
 
 
 def require_unique(names: Iterable[str]) -> None:
@@ -95,23 +99,28 @@ def require_unique(names: Iterable[str]) -> None:
             raise SchemaError(f"{name}: occurs twice")
 
 
-def expand_directives(lines: list[str], shows: dict[str, Callable], root: Path) -> list[str]:
-    """Replace each line `<!-- word: a b -->` by the lines of `shows[word](["a", "b"], root)`.
+def expand_directives(
+    lines: list[str], directives: dict[str, Callable], root: Path
+) -> list[str]:
+    """Return the lines, with each line `<!-- word: a b -->` replaced.
 
-    Raises DataError if a comment has a different form, or if the function raises SchemaError.
+    The replacement is the text of `directives[word](["a", "b"], root)`.
+
+    Raise DataError if a comment has a different form, or if the function raises SchemaError.
     """
-    out, comment = [], re.compile(rf"<!-- ({'|'.join(shows)}):")
+    out, comment = [], re.compile(rf"<!-- ({'|'.join(directives)}):")
     for line in lines:
         found = comment.search(line)
         if found is None:
             out.append(line)
             continue
-        asked = re.fullmatch(rf"( *){found[0]} ([\w -]+) -->", line.rstrip())
-        if asked is None:
+        directive = re.fullmatch(rf"( *){found[0]} ([\w -]+) -->", line.rstrip())
+        if directive is None:
             raise DataError(
                 f"this comment must have the form <!-- word: a b -->: {line.strip()}"
             )
-        with naming(line.strip()):
-            shown = shows[found[1]](asked[2].split(), root).split("\n")
-        out += ["", *(asked[1] + each if each else "" for each in shown), ""]
+        with locate_errors(line.strip()):
+            text = directives[found[1]](directive[2].split(), root)
+        indent = directive[1]
+        out += ["", *(indent + each if each else "" for each in text.split("\n")), ""]
     return out

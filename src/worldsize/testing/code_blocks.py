@@ -30,10 +30,10 @@ import pytest
 
 from worldsize.execution import runner
 from worldsize.execution.program_run import PREFORK_LIMIT
-from worldsize.execution.staging import LABS, labs, stage_files
+from worldsize.execution.staging import LABS, lab_files, stage_files
 from worldsize.model import BookError, atomic_write
-from worldsize.model.page import Fence, Page, check_embeds, expanded, read
-from worldsize.model.program import FOLDERS, is_program, owning_program, recorded_on
+from worldsize.model.page import Fence, Page, check_embeds, expand_embeds, read
+from worldsize.model.program import FOLDERS, is_program, owning_program, transcript_device
 from worldsize.model.transcript import Transcript, difference, output_lines
 from worldsize.testing.program_check import CheckOptions
 
@@ -77,11 +77,11 @@ class Block:
     def runs(self) -> bool:
         """Whether its code is run, by itself and not as part of a program."""
         language = ALIASES.get(self.fence.language, self.fence.language)
-        return language in RUNS and not self.fence.embeds_only and not self.skip
+        return language in RUNS and not self.fence.has_only_embeds and not self.skip
 
     def inputs(self, device: str = "cpu") -> tuple[str | Path, ...]:
         """What its outcome depends on; nothing for what is cheap, and so always checked."""
-        if self.fence.embeds_only or self.fence.language in {"text", "dockerfile"}:
+        if self.fence.has_only_embeds or self.fence.language in {"text", "dockerfile"}:
             return ()
         expected = repr(self.expected and self.expected.lines)
         gpus = "" if device == "cpu" else runner.describe_device(device)
@@ -92,7 +92,7 @@ class Block:
         folders = "|".join(LABS)
         files = {}
         if re.search(rf"(?<![\w/])({folders})/", self.code):
-            files |= labs(self.root)
+            files |= lab_files(self.root)
         for name in re.findall(r"(?<![\w/])snippets/[\w./-]+", self.code):
             if is_program(self.root / name, self.root) and (self.root / name).exists():
                 files[name] = self.root / name
@@ -130,7 +130,7 @@ def extract(path: Path, root: Path) -> list[Block]:
             blocks.append(Block(root, path, fence))
         if rest.startswith(text) and (rest or first):
             rest = rest.removeprefix(text)
-            text = textwrap.dedent("".join(f"{line}\n" for line in expanded(fence, root)))
+            text = textwrap.dedent("".join(f"{line}\n" for line in expand_embeds(fence, root)))
             blocks[-1].parts.append((fence.line + 1, text))
         elif blocks and text == _bare(found.expected_output):
             blocks[-1].expected = fence
@@ -178,14 +178,14 @@ def check(block: Block, options: CheckOptions) -> float:
     if language not in CHECKS and language not in RUNS:
         known = ", ".join(sorted([*CHECKS, *RUNS, *ALIASES]))
         raise block.error(f"nothing handles the language {written!r}; known: {known}")
-    if block.fence.embeds_only:
+    if block.fence.has_only_embeds:
         paths = [block.root / embed.file for embed in embeds]
         for embed, path in zip(embeds, paths, strict=True):
             if language not in LANGUAGES.get(path.suffix, {language}):
                 raise block.error(f"{embed.target} in a fence of language {written!r}")
-            if recorded_on(path) and owning_program(path, block.root) is None:
+            if transcript_device(path) and owning_program(path, block.root) is None:
                 raise block.error(f"{embed.target} is the transcript of no program")
-        if all(recorded_on(path) or is_program(path, block.root) for path in paths):
+        if all(transcript_device(path) or is_program(path, block.root) for path in paths):
             return 0.0  # its own test runs it
     if language in RUNS:
         if options.device != "cpu" or language == "bash":  # which takes a shell
@@ -214,11 +214,12 @@ def _run(
 ) -> runner.Result:
     """Run a command; raise BookError where it hangs, fails or leaves something running."""
     launcher = options.launcher
-    warm = launcher if launcher and launcher.takes(command, block.name) else None
-    longest = min(options.limit, PREFORK_LIMIT) if warm else options.limit
-    result = runner.run(command, folder, limit=longest, device=options.device, warm=warm)
+    if launcher and not launcher.accepts(command, block.name):
+        launcher = None
+    limit = min(options.limit, PREFORK_LIMIT) if launcher else options.limit
+    result = runner.run(command, folder, limit=limit, device=options.device, launcher=launcher)
     if result.leftovers:
-        raise block.error(result.left_running)
+        raise block.error(result.leftovers_message)
     if result.timed_out or result.status != status:
         why = f"{block.fence.language} block failed: {runner.explain(result)}"
         raise block.error(why, line or result.line_in(str(block.page)) or 0)
@@ -237,7 +238,7 @@ def _compare(block: Block, result: runner.Result, options: CheckOptions) -> None
     if block.expected is None:
         return
     actual = _printed(block, result)
-    expected = output_lines("\n".join(map(block.expected.inner, block.expected.lines)))
+    expected = output_lines("\n".join(map(block.expected.dedent, block.expected.lines)))
     if diff := difference(expected, actual):
         if options.record:
             _write_expected(block, actual)

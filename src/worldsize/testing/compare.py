@@ -13,7 +13,7 @@ from worldsize.execution.program_run import RunResult, succeeded
 from worldsize.execution.staging import LABS
 from worldsize.model import BookError
 from worldsize.model.transcript import (
-    EXACT,
+    DEFAULT_TOLERANCES,
     Command,
     Tolerances,
     Transcript,
@@ -32,7 +32,7 @@ class Mismatch:
 
 
 def compare(
-    run: RunResult, transcript: Transcript, tolerances: Tolerances = EXACT
+    run: RunResult, transcript: Transcript, tolerances: Tolerances = DEFAULT_TOLERANCES
 ) -> list[Mismatch]:
     """Return the mismatches between a run and a transcript, in the order of the commands.
 
@@ -55,7 +55,7 @@ def compare_command(
     name: str,
     command: Command,
     result: runner.Result,
-    tolerances: Tolerances = EXACT,
+    tolerances: Tolerances = DEFAULT_TOLERANCES,
 ) -> Mismatch | None:
     """Return the mismatch between one command and its part of the transcript ``name``."""
     program, where = run.program, f"{name}:{command.line}: `{command.command_line}`"
@@ -80,7 +80,7 @@ def _failure(run: RunResult, command: Command, result: runner.Result, where: str
     """Describe a command that was killed, had another status, or left processes running."""
     program = run.program
     if not result.timed_out and result.status == command.status:
-        return f"{program.name}:1: {where} {result.left_running}"
+        return f"{program.name}:1: {where} {result.leftovers_message}"
     wanted = f"status {command.status}" if command.status else "success"
     came = "" if result.timed_out else f" left with status {result.status}, not {wanted}:"
     renamed = {f"{run.folder}/{name}/": f"{name}/" for name in LABS}

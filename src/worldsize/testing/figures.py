@@ -15,7 +15,7 @@ import xml.etree.ElementTree as ElementTree
 from dataclasses import dataclass
 
 from worldsize.model import BookError
-from worldsize.model.transcript import EXACT, Tolerances, same_line
+from worldsize.model.transcript import DEFAULT_TOLERANCES, Tolerances, same_line
 
 SAMPLES = 200  # points, at equal distances along a curve
 MAX_DISTANCE = 15.0  # between two points that count as equal; figures are some 500 wide
@@ -107,7 +107,9 @@ def resample(path: list[Point], count: int = SAMPLES) -> list[Point]:
     return points
 
 
-def figure_difference(old: Figure, new: Figure, tolerances: Tolerances = EXACT) -> str | None:
+def figure_difference(
+    old: Figure, new: Figure, tolerances: Tolerances = DEFAULT_TOLERANCES
+) -> str | None:
     """Return what differs between two figures, as the end of a sentence; None if nothing.
 
     Labels are compared like lines of output, so a measured number may differ in both.

@@ -66,7 +66,12 @@ DROPPED = {  # not a barrier: without one the others are in time on most days
     "all_gather_into_tensor", "all_reduce", "all_to_all_single", "broadcast", "copy_",
     "reduce_scatter_tensor", "wait", "zero_grad",
 }  # fmt: skip
-LEFT_ALONE = {"draw", "start", "on_gpu", "more_on_gpu"}  # the look of a figure, joining, a GPU
+LEFT_ALONE = {
+    "draw",
+    "init_distributed",
+    "on_gpu",
+    "more_on_gpu",
+}  # the look of a figure, joining, a GPU
 # what a program says where it runs nothing else
 GPU_ONLY = re.compile(r"needs (an NVIDIA|a) GPU|on a GPU, and there is no")
 CLOCKS = re.compile(r"\b(perf_counter|monotonic|process_time|elapsed_time)\(")

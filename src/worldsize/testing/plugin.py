@@ -333,9 +333,9 @@ class BookItem(pytest.Item):
     def repr_failure(self, excinfo, style=None):
         if isinstance(excinfo.value, BookError):
             return str(excinfo.value)
-        if host_checks.is_full(excinfo.value):
+        if host_checks.is_disk_full(excinfo.value):
             return (
-                f"{host_checks.FULL}: make room, or name another folder, "
+                f"{host_checks.DISK_FULL}: make room, or name another folder, "
                 "TMPDIR=FOLDER make test"
             )
         return super().repr_failure(excinfo, style)
@@ -663,7 +663,9 @@ def _note_held(root: Path, stats: dict[str, list]) -> None:
         for report in stats.get(category, ())
         if report.nodeid.endswith("::cpu")
     }
-    compatibility.note(root, runner.torch_version(), datetime.date.today().isoformat(), found)
+    compatibility.write_results(
+        root, runner.torch_version(), datetime.date.today().isoformat(), found
+    )
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -18,9 +18,9 @@ from worldsize.execution.program_run import (
     gpu_lock,
     usable_launcher,
 )
-from worldsize.execution.staging import labs, required_files, stage_files, stage_program
+from worldsize.execution.staging import lab_files, required_files, stage_files, stage_program
 from worldsize.model import BookError
-from worldsize.model.program import Program, gpu_kind, on_gpus
+from worldsize.model.program import Program, gpu_commands, gpu_kind
 from worldsize.model.transcript import NPROC, Tolerances, Transcript
 from worldsize.testing.compare import Mismatch, compare, compare_command
 from worldsize.testing.record import has_listed_commands, record
@@ -44,9 +44,11 @@ class CheckResult:
 
 def inputs(program: Program, device: str) -> tuple[str | Path, ...]:
     """Return the texts and files on which the outcome of `check` depends."""
-    listed = "" if device == "cpu" else on_gpus(program.root).get(program.name, "")
+    listed = "" if device == "cpu" else gpu_commands(program.root).get(program.name, "")
     texts = program.name, device, runner.describe_device(device), listed
-    transcripts = map(program.transcript_path, [*program.devices, *program.older.values()])
+    transcripts = map(
+        program.transcript_path, [*program.devices, *program.older_transcripts.values()]
+    )
     return (
         *texts,
         repr(program.tolerances),
@@ -64,13 +66,13 @@ def check(program: Program, device: str, options: CheckOptions) -> CheckResult:
     something differs; on a GPU, the commands are then those that snippets/gpu.toml lists.
     Raises BookError with file, line, command and a diff.
     """
-    name = program.expected_transcript(device, runner.torch_version())
+    name = program.expected_device(device, runner.torch_version())
     transcript = _expected(program, device, name, options.record)
     tolerances = _tolerances(program, device, transcript)
     options = replace(options, device=device)
     with gpu_lock(device):
         run, mismatches = _run(program, transcript, tolerances, options)
-        rerun_in_fresh_process = run.prefork and bool(mismatches)
+        rerun_in_fresh_process = run.used_prefork and bool(mismatches)
         if rerun_in_fresh_process:
             as_typed = replace(options, launcher=None)
             run, mismatches = _run(program, transcript, tolerances, as_typed)
@@ -95,7 +97,7 @@ def _expected(program: Program, device: str, name: str, recording: bool) -> Tran
         device == "cpu" or not recording or has_listed_commands(program, recorded)
     ):
         return recorded
-    return replace(program.on_gpu, name=program.transcript_name(name))
+    return replace(program.gpu_template, name=program.transcript_name(name))
 
 
 def _tolerances(program: Program, device: str, transcript: Transcript) -> Tolerances:
@@ -126,7 +128,7 @@ def _run(
             transcript.commands,
             options,
             is_wrong=lambda run, command, result: (
-                run.prefork
+                run.used_prefork
                 and compare_command(run, transcript.name, command, result, tolerances)
                 is not None
             ),
@@ -150,7 +152,7 @@ def check_changed_source(
 
     A program with a grader is graded as well, as the file of a learner.
     """
-    transcript = program.transcript(program.expected_transcript(device, runner.torch_version()))
+    transcript = program.transcript(program.expected_device(device, runner.torch_version()))
     tolerances = program.tolerances
     options = replace(options, device=device)
     with gpu_lock(device):
@@ -172,10 +174,12 @@ def check_changed_source(
 def _is_accepted(program: Program, source: str, options: CheckOptions) -> bool:
     """Return whether the grader accepts a source as the answer of a learner."""
     with runner.empty_folder() as folder:
-        stage_files(labs(program.root), folder)
+        stage_files(lab_files(program.root), folder)
         (folder / program.path.name).write_text(source, "utf-8")
         command_line = f"python labs/check.py {program.path.name}"
-        result = runner.run(command_line, folder, limit=options.limit, warm=options.launcher)
+        result = runner.run(
+            command_line, folder, limit=options.limit, launcher=options.launcher
+        )
     return not result.status and not result.timed_out
 
 
@@ -219,7 +223,7 @@ def check_ranks(program: Program, ranks: int, options: CheckOptions) -> CheckRes
                 continue
             command_line = NPROC.sub(rf"\g<1>{ranks}", command.command_line)
             launcher = usable_launcher(options, program, command_line, number)
-            result = runner.run(command_line, folder, limit=options.limit, warm=launcher)
+            result = runner.run(command_line, folder, limit=options.limit, launcher=launcher)
             seconds += result.seconds
             line = result.line_in(program.path.name)
             if result.timed_out or (result.status and line):

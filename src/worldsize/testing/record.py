@@ -8,13 +8,13 @@ import sys
 from worldsize.execution import runner
 from worldsize.execution.program_run import RunResult
 from worldsize.model import atomic_write
-from worldsize.model.program import Program, release, up_to
+from worldsize.model.program import Program, device_up_to, release
 from worldsize.model.transcript import Command, Provenance, Transcript, output_lines
 
 
 def has_listed_commands(program: Program, transcript: Transcript) -> bool:
     """Return whether a GPU transcript has the commands that snippets/gpu.toml lists."""
-    listed = program.on_gpu.commands if program.on_gpu else []
+    listed = program.gpu_template.commands if program.gpu_template else []
     return [each.command_line for each in transcript.commands] == [
         each.command_line for each in listed
     ]
@@ -30,9 +30,9 @@ def record(run: RunResult, previous: Transcript, name: str) -> None:
     if run.device == "cpu" and previous.provenance:
         here, there = release(provenance.torch), release(previous.provenance.torch)
         if here > there:
-            atomic_write(program.transcript_path(up_to(there)), previous.text())
+            atomic_write(program.transcript_path(device_up_to(there)), previous.text())
         elif here < there:
-            name = up_to(here)
+            name = device_up_to(here)
     commands = [
         Command(command.command_line, output_lines(result.stdout), command.status)
         for command, result in zip(previous.commands, run.results, strict=True)

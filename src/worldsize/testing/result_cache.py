@@ -17,7 +17,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from worldsize.model import ROOT, atomic_write
-from worldsize.model.fingerprint import contents, digest
+from worldsize.model.fingerprint import digest, file_hashes
 
 ENGINE = tuple(
     ROOT / name
@@ -88,7 +88,7 @@ class ResultCache:
         read_at, text = self._folders.get(part, (-math.inf, ""))
         if time.monotonic() - read_at > FOLDER_AGE:
             read_at = time.monotonic()
-            lines = "\0".join(contents(part))
+            lines = "\0".join(file_hashes(part))
             text = f"{part} {hashlib.sha256(lines.encode()).hexdigest()}"
             self._folders[part] = read_at, text
         return text

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from worldsize.model import BookError, compatibility
-from worldsize.model.program import LAUNCH, ON_GPUS, Program, programs
+from worldsize.model.program import GPU_COMMANDS, LAUNCH, Program, programs
 from worldsize.testing.record import has_listed_commands
 
 
@@ -29,11 +29,11 @@ def check_shown(program: Program, embedded: dict[str, list[str]]) -> None:
             )
         if device != "cpu" and not has_listed_commands(program, transcript):
             raise BookError(
-                f"{program.transcript_name(device)}:1: {ON_GPUS} says other commands, or none: "
-                f"change it, or `{make} WHAT={program.name}`"
+                f"{program.transcript_name(device)}:1: {GPU_COMMANDS} says other commands, or "
+                f"none: change it, or `{make} WHAT={program.name}`"
             )
-    newest = compatibility.newest(program.root)
-    if program.older and newest not in compatibility.releases(program):
+    newest = compatibility.newest_release(program.root)
+    if program.older_transcripts and newest not in compatibility.releases(program):
         raise BookError(
             f"{program.name}:1: it prints something else on older releases of torch, and did "
             f"not run on {newest} as it is: `make test-torch-versions RELEASES={newest} "

@@ -2,9 +2,9 @@
 
     PYTHONPATH=src python -m worldsize.tools.compare_zensical site
 
-The module writes the pages into a folder as plain Markdown, with everything that they embed.
-Zensical converts them to HTML with the same Python-Markdown and with the book's extension. The
-module then makes the same changes to the HTML that the plugin makes in a build with MkDocs. The
+This program writes the pages into a folder as Markdown, with all embeds replaced. Zensical
+converts them to HTML with the same Python-Markdown and with the book's extension. The program
+then makes the same changes to the HTML that the plugin makes in a build with MkDocs. The
 differences between the two sites must be exactly those that `zensical.toml` lists.
 """
 
@@ -48,8 +48,8 @@ BUILDER_FILES = re.compile(  # files and links that only one of the two builders
 # ---- the folder of Markdown files
 
 
-def write_out(config: MkDocsConfig) -> Files:
-    """Write the files of the book into the folder, with the embeds of pages resolved."""
+def write_markdown(config: MkDocsConfig) -> Files:
+    """Write the files of the book into the folder, with the embeds of pages replaced."""
     plugin = config.plugins["worldsize"]
     files = config.plugins.on_files(get_files(config), config=config)
     set_exclusions(files, config)
@@ -61,11 +61,11 @@ def write_out(config: MkDocsConfig) -> Files:
         if not file.page:
             incremental_output.write(file.content_bytes, str(path))
             continue
-        page, around = file.page, {"page": file.page, "config": config, "files": files}
+        page, arguments = file.page, {"page": file.page, "config": config, "files": files}
         page.read_source(config)
-        page.markdown = config.plugins.on_page_markdown(page.markdown, **around)
+        page.markdown = config.plugins.on_page_markdown(page.markdown, **arguments)
         lines = expand(page.markdown.split("\n"), ROOT)
-        page.plain = llms_txt.text(lines, **around)
+        page.plain_markdown = llms_txt.plain_markdown(lines, **arguments)
         meta = yaml.safe_dump(dict(page.meta), allow_unicode=True)
         text = "\n".join(["---", f"{meta}---", "", *relative_links(lines, file.src_uri)])
         if labs.is_lab(file):  # mkdocs-jupyter copies the script next to the page
@@ -75,31 +75,31 @@ def write_out(config: MkDocsConfig) -> Files:
     return files
 
 
-def relative_links(lines: list[str], at: str) -> list[str]:
-    """Return the lines of a page, with links relative to the file `at` in the folder."""
-    folder = posixpath.dirname(at)
+def relative_links(lines: list[str], uri: str) -> list[str]:
+    """Return the lines of a page, with links relative to the file `uri` in the folder."""
+    folder = posixpath.dirname(uri)
 
     def link(found: re.Match[str]) -> str:
         path, rest = re.fullmatch(r"([^#?]*)(.*)", found[0]).groups()
-        place = posixpath.normpath(posixpath.join("/", folder, path))[1:]
-        lab = labs.LAB.fullmatch(place)
+        target = posixpath.normpath(posixpath.join("/", folder, path))[1:]
+        lab = labs.LAB.fullmatch(target)
         if ":" in path or not (lab or path.startswith("/")):
             return found[0]
-        place = place.removesuffix("py") + "md" if lab else place
-        return posixpath.relpath(place, folder or ".") + rest
+        target = target.removesuffix("py") + "md" if lab else target
+        return posixpath.relpath(target, folder or ".") + rest
 
     page = parse("\n".join(lines))
     for number, line in page.prose():
-        page.lines[number - 1] = llms_txt.prose(
+        page.lines[number - 1] = llms_txt.change_prose(
             line, lambda text: llms_txt.LINK.sub(link, text)
         )
     return page.lines
 
 
 def settings() -> str:
-    """Return the book's settings for the folder, in which labs are Markdown files."""
-    own = (ROOT / "mkdocs.yml").read_text("utf-8")
-    values = yaml.safe_load(labs.LAB.sub(lambda lab: lab[0].removesuffix("py") + "md", own))
+    """Return the text of mkdocs.yml for the folder, in which labs are Markdown files."""
+    text = (ROOT / "mkdocs.yml").read_text("utf-8")
+    values = yaml.safe_load(labs.LAB.sub(lambda lab: lab[0].removesuffix("py") + "md", text))
     del values["exclude_docs"]
     values["plugins"] = [each for each in values["plugins"] if "search" in each]
     values["theme"] |= {"custom_dir": str(ROOT / "overrides"), "variant": "classic"}
@@ -110,13 +110,14 @@ def settings() -> str:
 def build() -> Path:
     """Build the book with Zensical, and return the folder of the site."""
     shutil.rmtree(FOLDER, ignore_errors=True)
-    site, own = FOLDER / "site", FOLDER / "mkdocs.yml"
+    site, settings_file = FOLDER / "site", FOLDER / "mkdocs.yml"
     config = load_config(str(ROOT / "mkdocs.yml"), site_dir=str(site))
     config.plugins["worldsize"].config.cache = False
     config = config.plugins.on_config(config)
-    files = write_out(config)
-    own.write_text(settings(), "utf-8")
-    subprocess.run([sys.executable, "-m", "zensical", "build", "-f", own], cwd=ROOT, check=True)
+    files = write_markdown(config)
+    settings_file.write_text(settings(), "utf-8")
+    command = [sys.executable, "-m", "zensical", "build", "-f", settings_file]
+    subprocess.run(command, cwd=ROOT, check=True)
     postprocess(site, files, config)
     return site
 
@@ -131,17 +132,17 @@ def postprocess(site: Path, files: Files, config: MkDocsConfig) -> None:
         html = html_postprocess.with_sizes(
             html_postprocess.with_drawings(html, page, files), page, files
         )
-        html = html_postprocess.fixed(html)
+        html = html_postprocess.fix_html(html)
         path.write_text(html, "utf-8")
         llms_txt.write(page)
-    llms_txt.write_map(plugin.nav, config)
+    llms_txt.write_index(plugin.nav, config)
     plugin.index.generate_search_index()
-    of_theme = [
+    theme_files = [
         File(each.relative_to(site).as_posix(), str(site), str(site), True)
         for each in site.glob("assets/*/**/*.min.*")
     ]
-    html_postprocess.fit(of_theme)
-    for file in of_theme:
+    html_postprocess.adapt_theme_files(theme_files)
+    for file in theme_files:
         incremental_output.write(file.content_bytes, file.abs_dest_path)
 
 
@@ -149,7 +150,7 @@ def postprocess(site: Path, files: Files, config: MkDocsConfig) -> None:
 
 
 class Part(NamedTuple):
-    """An element, a word, a file or another part of a site."""
+    """A part of a site, such as an element, a word or a file."""
 
     kind: str
     page: str
@@ -157,7 +158,7 @@ class Part(NamedTuple):
 
 
 class Reader(HTMLParser):
-    """Collects the parts of a page.
+    """A parser that counts the parts of a page.
 
     These are the tags of its head, the targets of its links, and the elements, code blocks and
     words of its `article`.
@@ -173,21 +174,20 @@ class Reader(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if tag not in VOID:
             self.inside.append(tag)
-        of = {name: value or "" for name, value in attrs}
-        for name in {"href", "src"} & of.keys():
-            of[name] = urljoin(self.address, of[name])
-            if BUILDER_FILES.search(of[name]):
+        values = {name: value or "" for name, value in attrs}
+        for name in {"href", "src"} & values.keys():
+            values[name] = urljoin(self.address, values[name])
+            if BUILDER_FILES.search(values[name]):
                 return
         if "article" in self.inside and "pre" not in self.inside[:-1]:
-            self.add("anchor", of.pop("id", ""))
+            self.add("anchor", values.pop("id", ""))
             if "svg" not in self.inside[:-1]:
-                self.add(tag, " ".join(f'{name}="{of[name]}"' for name in sorted(of)))
-        elif tag in ("link", "meta") and "generator" not in of.values():
-            self.add(tag, " ".join(f'{name}="{of[name]}"' for name in sorted(of)))
-        elif tag == "a" and "md-skip" not in of.get("class", ""):
-            self.found[Part(tag, self.page, of.get("href", ""))] = (
-                1  # repeated links count once
-            )
+                self.add(tag, " ".join(f'{name}="{values[name]}"' for name in sorted(values)))
+        elif tag in ("link", "meta") and "generator" not in values.values():
+            self.add(tag, " ".join(f'{name}="{values[name]}"' for name in sorted(values)))
+        elif tag == "a" and "md-skip" not in values.get("class", ""):
+            link = Part(tag, self.page, values.get("href", ""))
+            self.found[link] = 1  # repeated links count once
 
     def handle_endtag(self, tag: str) -> None:
         if tag == "pre":
@@ -207,6 +207,7 @@ class Reader(HTMLParser):
                 self.add("word", word)
 
     def add(self, kind: str, what: str) -> None:
+        """Count a part of the page, unless it is an anchor without an id."""
         self.found[Part(kind, self.page, what)] += bool(what) or kind != "anchor"
 
 
@@ -220,14 +221,14 @@ def parts(site: Path) -> Iterator[tuple[str, Counter[Part]]]:
             yield name, Counter([Part("bytes", name, str(hash(path.read_bytes())))])
 
 
-def missing(here: Path, there: Path) -> list[Part]:
-    """Return the parts of the second site that are missing in the first one."""
-    found, gaps = dict(parts(here)), []
-    for name, wanted in parts(there):
+def missing(site: Path, expected: Path) -> list[Part]:
+    """Return the parts of the site `expected` that are missing in `site`."""
+    found, gaps = dict(parts(site)), []
+    for name, expected_parts in parts(expected):
         if name not in found:
             gaps.append(Part("file", name))
         else:
-            gaps += wanted - found[name]
+            gaps += expected_parts - found[name]
     return gaps
 
 
@@ -235,11 +236,11 @@ def mkdocs_imports(root: Path) -> Part:
     """Return, as one part, the names of the modules in `worldsize.site` that import MkDocs."""
     modules = sorted((root / "src/worldsize/site").glob("*.py"))
     texts = {path.stem: path.read_text("utf-8") for path in modules}
-    need = re.compile(r"^(from|import) mkdocs\b", re.MULTILINE)
+    pattern = re.compile(r"^(from|import) mkdocs\b", re.MULTILINE)
     return Part(
         "import",
         "src/worldsize/site",
-        " ".join(filter(lambda of: need.search(texts[of]), texts)),
+        " ".join(name for name, text in texts.items() if pattern.search(text)),
     )
 
 
@@ -249,33 +250,31 @@ def listed_differences(text: str) -> dict[tuple[str, str], str]:
 
 
 def unlisted_differences(gaps: list[Part], rows: dict[tuple[str, str], str]) -> list[str]:
-    """Return a message for each difference without a row, and for each row without one."""
-    left, wrong = dict(rows), []
+    """Return a message for each difference without a row, and each row without a difference."""
+    unused, messages = dict(rows), []
     for kind, *rest in gaps:
         what = " ".join(filter(None, rest))
-        at = [row for row in rows if row[0] == kind and fnmatchcase(what, row[1])]
-        for row in at:
-            left.pop(row, None)
-        if not at:
-            wrong.append(f"missing, but not listed: {kind} {what[:120]}")
-    return wrong + [f"listed, but not missing: {kind} {what}" for kind, what in left]
+        matching = [row for row in rows if row[0] == kind and fnmatchcase(what, row[1])]
+        for row in matching:
+            unused.pop(row, None)
+        if not matching:
+            messages.append(f"missing, but not listed: {kind} {what[:120]}")
+    return messages + [f"listed, but not missing: {kind} {what}" for kind, what in unused]
 
 
-def main(other: str) -> None:
-    gaps = [*missing(build(), Path(other)), mkdocs_imports(ROOT)]
+def main(mkdocs_site: str) -> None:
+    """Compare Zensical's site with a site by MkDocs; exit with messages if they differ."""
+    gaps = [*missing(build(), Path(mkdocs_site)), mkdocs_imports(ROOT)]
     rows = listed_differences(LIST.read_text("utf-8"))
     for (kind, what), why in rows.items():
         print(f"{kind} {what}: {why}")
-    wrong = unlisted_differences(gaps, rows)
-    if wrong:
-        sys.exit(
-            "\n".join(
-                [
-                    *wrong[:50],
-                    f"{len(wrong)} lines: correct the site or update {LIST.relative_to(ROOT)}",
-                ]
-            )
+    messages = unlisted_differences(gaps, rows)
+    if messages:
+        summary = (
+            f"{len(messages)} differences do not agree with {LIST.relative_to(ROOT)}: "
+            "correct the site or update this file"
         )
+        sys.exit("\n".join([*messages[:50], summary]))
 
 
 if __name__ == "__main__":

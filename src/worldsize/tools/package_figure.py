@@ -1,9 +1,11 @@
-"""Draw which packages import which: python -m worldsize.tools.package_figure
+"""Draw the packages and the imports between them.
+
+    PYTHONPATH=src python -m worldsize.tools.package_figure
 
 The arrows are the imports that grimp finds in the source, without the arrows that follow from
-two others. The rows are the layers that `pyproject.toml` declares for import-linter, so an
-import of a higher layer is an arrow that points upwards. ``tests/test_packages.py`` fails if
-there is such an arrow, or if the committed figure is not up to date.
+two other arrows. The rows are the layers that `pyproject.toml` declares for import-linter, so
+an import of a higher layer is an arrow that points upwards. ``tests/test_packages.py`` fails if
+there is such an import, or if the committed figure is not up to date.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import grimp
 from worldsize.model import ROOT, atomic_write
 
 FIGURE = ROOT / "docs/contributing/packages.svg"
-DOES = {
+DESCRIPTIONS = {
     "graders": "grade a learner's file",
     "worldsize.tools": "record on GPUs, compare, upgrade",
     "worldsize.testing": "the pytest plugin: run and compare",
@@ -42,40 +44,41 @@ def imports(packages: list[str]) -> set[tuple[str, str]]:
     graph = grimp.build_graph("worldsize", "graders", cache_dir=None)
     modules = {name: {name, *graph.find_descendants(name)} for name in packages}
     return {
-        (one, other)
-        for one, other in product(packages, packages)
-        if one != other
+        (importer, imported)
+        for importer, imported in product(packages, packages)
+        if importer != imported
         and any(
-            graph.direct_import_exists(importer=importer, imported=imported)
-            for importer, imported in product(modules[one], modules[other])
+            graph.direct_import_exists(importer=upper, imported=lower)
+            for upper, lower in product(modules[importer], modules[imported])
         )
     }
 
 
-def reduced(arrows: set[tuple[str, str]]) -> set[tuple[str, str]]:
-    """Return the arrows that do not follow from two others (the transitive reduction)."""
+def transitive_reduction(arrows: set[tuple[str, str]]) -> set[tuple[str, str]]:
+    """Return the arrows that do not follow from two or more other arrows."""
 
-    def reachable(start: str, but: tuple[str, str]) -> set[str]:
+    def reachable(start: str, excluded: tuple[str, str]) -> set[str]:
+        """Return the packages that can be reached without the arrow `excluded`."""
         found, queue = set(), [start]
         while queue:
-            here = queue.pop()
-            step = {end for one, end in arrows - {but} if one == here} - found
-            found |= step
-            queue += step
+            package = queue.pop()
+            new = {end for begin, end in arrows - {excluded} if begin == package} - found
+            found |= new
+            queue += new
         return found
 
-    return {(one, end) for one, end in arrows if end not in reachable(one, (one, end))}
+    return {(begin, end) for begin, end in arrows if end not in reachable(begin, (begin, end))}
 
 
 def draw(rows: list[list[str]], arrows: set[tuple[str, str]]) -> str:
     """Return the SVG: one row of boxes for each layer, one arrow for each pair."""
     middle: dict[str, tuple[float, float]] = {}
     for row, names in enumerate(rows):
-        for place, name in enumerate(names):
-            x = WIDTH * (2 * place + 1) / (2 * len(names))
-            above = [middle[one][0] for one, other in arrows if other == name and one in middle]
-            if len(names) == 1 and above:  # below the packages that import it
-                x = sum(above) / len(above)
+        for column, name in enumerate(names):
+            x = WIDTH * (2 * column + 1) / (2 * len(names))
+            importers = [middle[a][0] for a, b in arrows if b == name and a in middle]
+            if len(names) == 1 and importers:  # place it below the packages that import it
+                x = sum(importers) / len(importers)
             middle[name] = x, 8 + BOX_HEIGHT / 2 + row * ROW
     height = 16 + BOX_HEIGHT + (len(rows) - 1) * ROW
     out = [
@@ -85,14 +88,14 @@ def draw(rows: list[list[str]], arrows: set[tuple[str, str]]) -> str:
         f'markerHeight="8" orient="auto"><path d="M0 0 L8 4 L0 8 z" fill="{FAINT}"/>'
         "</marker></defs>",
     ]
-    for one, other in sorted(arrows):
-        (x1, y1), (x2, y2) = middle[one], middle[other]
+    for begin, end in sorted(arrows):
+        (x1, y1), (x2, y2) = middle[begin], middle[end]
         down = 1 if y2 > y1 else -1
         y1, y2 = y1 + down * BOX_HEIGHT / 2, y2 - down * BOX_HEIGHT / 2
-        turn = (y2 - y1) / 2
+        bend = (y2 - y1) / 2
         out.append(
             f'<path d="M{x1:g} {y1:g} '
-            f'C{x1:g} {y1 + turn:g} {x2:g} {y2 - turn:g} {x2:g} {y2:g}" '
+            f'C{x1:g} {y1 + bend:g} {x2:g} {y2 - bend:g} {x2:g} {y2:g}" '
             f'fill="none" stroke="{FAINT}" stroke-width="1.5" marker-end="url(#head)"/>'
         )
     for name, (x, y) in middle.items():
@@ -102,15 +105,16 @@ def draw(rows: list[list[str]], arrows: set[tuple[str, str]]) -> str:
             f'<text x="{x:g}" y="{y - 6:g}" fill="{INK}" text-anchor="middle" '
             f'font-weight="600">{name}</text>'
             f'<text x="{x:g}" y="{y + 15:g}" fill="{FAINT}" text-anchor="middle" '
-            f'font-size="12.5">{DOES[name]}</text>'
+            f'font-size="12.5">{DESCRIPTIONS[name]}</text>'
         )
     return "\n".join([*out, "</svg>", ""])
 
 
 def figure() -> str:
-    """Return the figure of the packages as they are now."""
+    """Return the SVG of the packages, from the current imports."""
     rows = layers()
-    return draw(rows, reduced(imports([name for names in rows for name in names])))
+    arrows = imports([name for names in rows for name in names])
+    return draw(rows, transitive_reduction(arrows))
 
 
 if __name__ == "__main__":

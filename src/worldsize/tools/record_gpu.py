@@ -24,15 +24,16 @@ from typing import NoReturn
 from worldsize.execution import runner
 from worldsize.execution.requirements import gpus_needed, missing_requirement
 from worldsize.model import BookError, atomic_write
-from worldsize.model.program import ON_GPUS, Program, gpu_kind, on_gpus
+from worldsize.model.program import GPU_COMMANDS, Program, gpu_commands, gpu_kind
 from worldsize.testing import program_check
 from worldsize.testing.result_cache import ENGINE, ResultCache
 
 UNCHANGED = "already recorded and unchanged"
-REPORT = ".cache/gpu.txt"  # the messages of all calls; the archive contains them, too
+REPORT = ".cache/gpu.txt"  # the messages of all calls, which the archive also contains
 
 
 def main() -> None:
+    """Read the command line, and record the outputs."""
     start = time.monotonic()
     parser = argparse.ArgumentParser(prog="make record-gpu", description=__doc__.split("\n")[0])
     parser.add_argument("what", nargs="*", help="record only these programs and folders")
@@ -56,7 +57,7 @@ class Recording:
         self.gpus = runner.describe_device("cuda")
         self.new: set[str] = set()  # paths of the files to put into the archive, if they exist
         self.chosen: list[Program] = []
-        self.skipped: dict[str, list[Program]] = defaultdict(list)  # by the reason
+        self.skipped: dict[str, list[Program]] = defaultdict(list)  # by their reasons
         self.failed: dict[Program, str] = {}
         for program in _selected_programs(root, what):
             if why := self._reason_to_skip(program):
@@ -75,9 +76,11 @@ class Recording:
                 )
 
     def _device(self, program: Program) -> str:
+        """Return the device in the names of the program's files, such as `cuda` or `a100`."""
         return program.gpu_device(gpu_kind(self.gpus))
 
     def _inputs(self, program: Program) -> str:
+        """Return a digest of everything that the output of the program depends on."""
         return self.results.digest(
             *program_check.inputs(program, self._device(program)), *ENGINE
         )
@@ -86,10 +89,10 @@ class Recording:
         """Return why a program is skipped; an empty string if it runs."""
         if self.results.has(f"{program.name}::cuda", self._inputs(program)):
             return UNCHANGED
-        if (needs := gpus_needed(program.on_gpu)) > len(runner.gpu_names()):
+        if (needs := gpus_needed(program.gpu_template)) > len(runner.gpu_names()):
             return f"needs {needs} GPUs"
         missing = [
-            missing_requirement(program, program.on_gpu),
+            missing_requirement(program, program.gpu_template),
             *_missing_packages(program),
         ]
         return "; ".join(f"{each} is missing" for each in dict.fromkeys(filter(None, missing)))
@@ -110,12 +113,12 @@ class Recording:
         """Write the archive with all new files and the report."""
         if not self.archive:
             return
-        packed = io.BytesIO()
-        with tarfile.open(fileobj=packed, mode="w:gz") as tar:
+        content = io.BytesIO()
+        with tarfile.open(fileobj=content, mode="w:gz") as tar:
             for name in sorted({*self.new, REPORT}):
                 if (self.root / name).exists():
                     tar.add(self.root / name, name)
-        atomic_write(self.archive, packed.getvalue())
+        atomic_write(self.archive, content.getvalue())
 
     def run(self, deadline: float) -> int:
         """Record all chosen programs until the deadline; return the exit status."""
@@ -150,9 +153,9 @@ class Recording:
         except KeyboardInterrupt:
             status = 0 if time_is_up else 130
             self.log("the time budget is used up" if time_is_up else "interrupted")
-            if time_is_up and left == self.chosen:  # it would block every call of this length
+            if time_is_up and left == self.chosen:  # it would use up the budget of every call
                 self._add_failure(
-                    left.pop(0), "it was the first program, and did not end within the budget"
+                    left.pop(0), "it was the first program and did not end within the budget"
                 )
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
@@ -168,6 +171,7 @@ class Recording:
         return status or bool(self.failed)
 
     def _record(self, program: Program, number: str) -> None:
+        """Record one program, and print and store the result."""
         print(f"{number} {program.name} …", flush=True)
         device, start = self._device(program), time.monotonic()
         for path in program.transcript_path(device), program.figure_path(device):
@@ -186,22 +190,23 @@ class Recording:
         self.log(f"{number} {program.name}: {summary}, {time.monotonic() - start:.1f} s")
 
     def _add_failure(self, program: Program, why: str) -> None:
+        """Store and print that a program failed."""
         self.failed[program] = why
         self.results.add({f"{program.name}::cuda failed": self._inputs(program)})
         self.log(f"{program.name}: FAILED")
 
 
 def _selected_programs(root: Path, what: list[str]) -> Iterator[Program]:
-    """Yield the programs of the list that are selected by their names or folders."""
-    places = [root / each for each in what] or [root]
+    """Yield the programs of the list GPU_COMMANDS that are in the files and folders `what`."""
+    paths = [root / each for each in what] or [root]
     found = [
         Program(root, root / name)
-        for name in on_gpus(root)
-        if any((root / name).is_relative_to(place) for place in places)
+        for name in gpu_commands(root)
+        if any((root / name).is_relative_to(path) for path in paths)
     ]
     if not found:
         sys.exit(
-            f"{ON_GPUS} lists no program in {', '.join(what) or 'this folder'}: "
+            f"{GPU_COMMANDS} lists no program in {', '.join(what) or 'this folder'}: "
             "give a program or a folder of this list, or add the program to the list"
         )
     yield from found

@@ -12,7 +12,7 @@ import sys
 
 from worldsize.model import ROOT, BookError
 from worldsize.model.program import owning_program
-from worldsize.model.transcript import EXACT, Command, Transcript, difference
+from worldsize.model.transcript import DEFAULT_TOLERANCES, Command, Transcript, difference
 
 FOLDERS = ("snippets/", "labs/", "assessment/")
 
@@ -26,20 +26,20 @@ def git(*words: str) -> str:
 
 
 def commands(commit: str, name: str) -> dict[str, Command]:
-    """Return the commands of a transcript in a commit, by their command lines."""
+    """Return the commands of a transcript in a commit, by the command line."""
     found = Transcript.parse(git("show", f"{commit}:{name}"), name).commands
     return {each.command_line: each for each in found}
 
 
 def changed(old: str, new: str) -> str:
-    """Return, as Markdown, a diff for each command of both commits whose output differs."""
+    """Return, as Markdown, a diff for each command whose output differs between the commits."""
     parts = []
     for name in git("diff", "--name-only", "--diff-filter=M", old, new).split("\n"):
         if not (name.startswith(FOLDERS) and name.endswith(".txt")):
             continue
         before, after = commands(old, name), commands(new, name)
         program = owning_program(ROOT / name, ROOT)
-        tolerances = program.tolerances if program else EXACT
+        tolerances = program.tolerances if program else DEFAULT_TOLERANCES
         diff = []
         for command_line in filter(after.__contains__, before):
             lines = difference(

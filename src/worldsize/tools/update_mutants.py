@@ -1,10 +1,10 @@
-"""Updates the mutants in `tests/mutants/` after programs were edited: `make update-mutants`.
+"""Update the mutants in `tests/mutants/` after programs were edited: `make update-mutants`.
 
-A mutant names a piece of a program that occurs exactly once. After somebody renames a
-variable, this piece may no longer occur. This tool then looks for the most similar piece of the
-program. If only one piece is similar enough, the tool writes this piece into the list, and it
-applies the same renaming to the text that replaces it. Otherwise it prints the most similar
-lines, and you edit the list yourself.
+A mutant replaces a piece of a program that occurs exactly once. After you rename a variable,
+this piece may no longer occur. This tool then looks for the most similar piece of the program.
+If only one piece is similar enough, the tool writes this piece into the list, and it applies
+the same renaming to the text that replaces it. Otherwise it prints the most similar lines, and
+you edit the list yourself.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from pathlib import Path
 from worldsize.model import ROOT, atomic_write
 
 SIMILAR = 0.6  # the fraction of equal tokens that a piece needs
-MARGIN = 0.1  # by how much the best piece must be better than the next one
-SHOWN = 3  # candidates that are printed
+MARGIN = 0.1  # the similarity by which the best piece must exceed the next piece
+SHOWN = 3  # the number of candidates that are printed
 _TOKEN = re.compile(r"\w+|[^\w\s]")
 _STRING = re.compile(r'"""[\s\S]*?"""|\'\'\'[\s\S]*?\'\'\'|"(?:\\.|[^"\\\n])*"|\'[^\'\n]*\'')
 
@@ -34,27 +34,27 @@ class Candidate:
     similarity: float  # the fraction of equal tokens
     line: int
     text: str
-    renamed: tuple[tuple[str, str], ...]  # tokens of the old text, and those of this piece
+    renamings: tuple[tuple[str, str], ...]  # each old token with the token of this piece
 
 
 def candidates(old: str, source: str) -> list[Candidate]:
-    """The pieces of a program with as many tokens as `old`, the most similar one first.
+    """Return the pieces with the same number of tokens as `old`, the most similar piece first.
 
     A piece begins and ends with the same blanks and line breaks as `old`.
     """
-    wanted, found = _TOKEN.findall(old), list(_TOKEN.finditer(source))
+    old_tokens, found = _TOKEN.findall(old), list(_TOKEN.finditer(source))
     before = old[: len(old) - len(old.lstrip())]
     after = old[len(old.rstrip()) :]
     pieces = []
-    for start in range(len(found) - len(wanted) + 1):
-        tokens = found[start : start + len(wanted)]
-        pairs = [(a, b[0]) for a, b in zip(wanted, tokens, strict=True) if a != b[0]]
+    for start in range(len(found) - len(old_tokens) + 1):
+        tokens = found[start : start + len(old_tokens)]
+        pairs = [(a, b[0]) for a, b in zip(old_tokens, tokens, strict=True) if a != b[0]]
         first, last = tokens[0].start(), tokens[-1].end()
         if not (source.endswith(before, 0, first) and source.startswith(after, last)):
             continue
         pieces.append(
             Candidate(
-                1 - len(pairs) / len(wanted),
+                1 - len(pairs) / len(old_tokens),
                 source.count("\n", 0, first) + 1,
                 before + source[first:last] + after,
                 tuple(dict.fromkeys(pairs)),
@@ -64,21 +64,21 @@ def candidates(old: str, source: str) -> list[Candidate]:
 
 
 def only_match(found: list[Candidate], source: str) -> Candidate | None:
-    """The first candidate, if it is similar enough and no other one is nearly as similar."""
+    """Return the first candidate, if it is similar enough and clearly the most similar one."""
     if not found or found[0].similarity < SIMILAR or source.count(found[0].text) != 1:
         return None
     close = [each for each in found[1:] if each.similarity > found[0].similarity - MARGIN]
     return None if close else found[0]
 
 
-def renamed(text: str, pairs: tuple[tuple[str, str], ...]) -> str:
-    """The text with every old token replaced by the new one."""
-    new = dict(pairs)
+def apply_renamings(text: str, renamings: tuple[tuple[str, str], ...]) -> str:
+    """Return the text, with every old token replaced by its new token."""
+    new = dict(renamings)
     return _TOKEN.sub(lambda match: new.get(match[0], match[0]), text)
 
 
 def toml_string(text: str, quoted: str) -> str:
-    """A text as a TOML string, in the quotation marks of `quoted` if the text allows it."""
+    """Return a text as a TOML string, with the quotation marks of `quoted` if possible."""
     mark = '"""' if quoted.startswith('"""') else quoted[0]
     allowed = {
         '"': not set('"\\\n') & set(text),
@@ -91,13 +91,13 @@ def toml_string(text: str, quoted: str) -> str:
     return f"{mark}{newline}{text}{mark}"
 
 
-def replaced(toml: str, program: str, what: str, change: tuple[str, str]) -> str:
-    """The list with another change in the entry `what` of a program.
+def replace_entry(toml: str, program: str, what: str, change: tuple[str, str]) -> str:
+    """Return the TOML text of a list, with a new pair of texts in the entry `what`.
 
-    Raises ValueError if the entry is written in a form that this tool cannot edit.
+    Raise ValueError if the entry is written in a form that this tool cannot edit.
     """
-    wanted = tomllib.loads(toml)
-    wanted[program][what][:2] = change
+    expected = tomllib.loads(toml)
+    expected[program][what][:2] = change
     header = re.search(rf"(?m)^\[[\"']{re.escape(program)}[\"']\]", toml)
     keys = (json.dumps(what, ensure_ascii=False), f"'{what}'")
     for key in re.finditer("(?m)^(?:" + "|".join(map(re.escape, keys)) + r")\s*=\s*\[", toml):
@@ -114,14 +114,14 @@ def replaced(toml: str, program: str, what: str, change: tuple[str, str]) -> str
             + toml_string(change[1], new[0])
             + toml[new.end() :]
         )
-        if tomllib.loads(edited) == wanted:
+        if tomllib.loads(edited) == expected:
             return edited
         break
-    raise ValueError(what)
+    raise ValueError(f"the entry {what!r} cannot be edited")
 
 
 def update(path: Path, root: Path, only: list[str]) -> Iterator[str]:
-    """Update a list of mutants; yield a message for each entry whose text occurs not once."""
+    """Update a list of mutants; yield messages about entries that must change."""
     toml = path.read_text("utf-8")
     for program, entries in tomllib.loads(toml).items():
         file = root / program
@@ -141,9 +141,9 @@ def update(path: Path, root: Path, only: list[str]) -> Iterator[str]:
                     if each.similarity > 0
                 )
                 continue
-            pair = match.text, renamed(change[1], match.renamed)
+            pair = match.text, apply_renamings(change[1], match.renamings)
             try:
-                toml = replaced(toml, program, what, pair)
+                toml = replace_entry(toml, program, what, pair)
             except ValueError:
                 yield f"edit {path.relative_to(root)} yourself: {where}: {change[0]}"
                 yield f"  {program}:{match.line}: {match.text}"
@@ -154,7 +154,7 @@ def update(path: Path, root: Path, only: list[str]) -> Iterator[str]:
 
 
 def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
-    """Update all lists, or those of some programs; 1 if an entry is left for you to edit."""
+    """Update the lists of all or some programs; return 1 if you must edit an entry yourself."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("programs", nargs="*", help="programs or folders; the default is all")
     only = parser.parse_args(arguments).programs

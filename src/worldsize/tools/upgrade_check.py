@@ -1,16 +1,16 @@
 """Try newer releases of the dependencies, and report what changes.
 
     export PYTHONPATH=src
-    python -m worldsize.tools.upgrade_check                  every pinned package, one by one
+    python -m worldsize.tools.upgrade_check                  each pinned package separately
     python -m worldsize.tools.upgrade_check torch=2.16.0     only this release
     python -m worldsize.tools.upgrade_check --but torch      all packages except torch
     python -m worldsize.tools.upgrade_check --together       all packages at once
 
 Each newer release is installed into a temporary environment on top of the installed packages,
 which do not change. Then the programs that import the package run. For torch, all tests run. If
-no program imports the package, the tests of the site run. A package that another package needs
-is tested only with `--together`. `--report FILE` also writes the report, as Markdown for an
-issue.
+no program imports the package, the tests of the site run. A program that uses the package only
+through a different package is tested only with `--together`. `--report FILE` also writes the
+report, as Markdown for an issue.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def pins(root: Path) -> dict[str, str]:
 
 
 def newest(name: str, pre: bool) -> str:
-    """Return the newest release of a package that pip finds; empty if it finds none."""
+    """Return the newest release of a package; an empty string if pip finds no release."""
     done = _pip("index", "versions", name, *["--pre"] * pre)
     found = re.match(r"\S+ \((\S+)\)", done.stdout)
     return found[1] if found else ""
@@ -76,35 +76,40 @@ def affected_tests(root: Path, packages: dict[str, str]) -> list[str]:
 
 @contextmanager
 def environment_with(packages: dict[str, str], pre: bool) -> Iterator[tuple[Path, str]]:
-    """Yield a Python with these packages on top of ours, and the error of pip, if any."""
+    """Yield the Python of an environment with these packages, and the error message of pip.
+
+    The environment also contains all packages of this Python. The message is empty if pip
+    succeeds.
+    """
     with tempfile.TemporaryDirectory(prefix="upgrade-check-") as folder:
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
         python = Path(folder, "bin/python")
-        below = Path(
+        link = Path(
             sysconfig.get_path("purelib", vars={"base": folder, "platbase": folder}),
-            "below.pth",
+            "installed_packages.pth",
         )
-        below.write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
-        wanted = [f"{name}=={version}" for name, version in packages.items()]
-        done = _pip("--python", str(python), "install", *["--pre"] * pre, *wanted)
+        link.write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
+        pins = [f"{name}=={version}" for name, version in packages.items()]
+        done = _pip("--python", str(python), "install", *["--pre"] * pre, *pins)
         yield python, done.stderr if done.returncode else ""
 
 
 def _pip(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run pip, and return its exit status and its output."""
     command = [sys.executable, "-m", "pip", *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 def run_tests(root: Path, packages: dict[str, str], pre: bool) -> UpgradeResult:
-    """Run the tests that these packages can change, in an environment with them."""
+    """Run the tests that these packages can change, in an environment with the packages."""
     result = UpgradeResult(packages)
-    with environment_with(packages, pre) as (python, refused):
-        if refused:
-            result.failures["pip install"] = refused
+    with environment_with(packages, pre) as (python, pip_error):
+        if pip_error:
+            result.failures["pip install"] = pip_error
             return result
         xml = python.with_name("results.xml")
-        what = affected_tests(root, packages)
-        command = [str(python), "-m", "pytest", "--no-cache", f"--junitxml={xml}", *what]
+        tests = affected_tests(root, packages)
+        command = [str(python), "-m", "pytest", "--no-cache", f"--junitxml={xml}", *tests]
         env = os.environ | {"PYTHONPATH": os.environ.get("PYTHONPATH", str(root / "src"))}
         done = subprocess.run(command, cwd=root, env=env, stdout=sys.stderr, check=False)
         cases = ElementTree.parse(xml).iter("testcase") if xml.exists() else []
@@ -127,14 +132,14 @@ def report(results: list[UpgradeResult]) -> str:
         parts.append(f"## {result.name}: {outcome}, {result.count} tests ran")
         for name, why in result.failures.items():
             lines = why.strip().splitlines()
-            if (left := len(lines) - MAX_DIFF_LINES) > 0:
-                lines = [*lines[:MAX_DIFF_LINES], f"… and {left} more lines"]
+            if (omitted := len(lines) - MAX_DIFF_LINES) > 0:
+                lines = [*lines[:MAX_DIFF_LINES], f"… and {omitted} more lines"]
             parts += [f"`{name}`", "\n".join(["````diff", *lines, "````"])]
     return "\n\n".join(parts) + "\n"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Test the book with newer packages; return how many installations changed a result."""
+    """Test the book with newer packages; return the number of installations with a failure."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("packages", nargs="*", metavar="NAME[=VERSION]")
     parser.add_argument(
@@ -161,8 +166,8 @@ def main(arguments: list[str] | None = None) -> int:
         for name, version in requested.items()
         if version not in ("", pinned[name]) and name not in options.but
     }
-    each = [newer] if options.together else [{name: newer[name]} for name in newer]
-    results = [run_tests(root, packages, options.pre) for packages in each if packages]
+    groups = [newer] if options.together else [{name: newer[name]} for name in newer]
+    results = [run_tests(root, packages, options.pre) for packages in groups if packages]
     text = report(results) if results else "No package of the book has a newer release.\n"
     print(text, end="")
     if options.report:
