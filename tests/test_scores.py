@@ -138,7 +138,7 @@ def test_the_table_names_the_people_with_a_better_score(tmp_path: Path) -> None:
     *_, first, second = table.show(["lab"], tmp_path).split("\n")[:4]
     assert first == "| 1 | messages | 12 | 3 by ann, eve |"
     assert second == "| 1 | bytes sent | 4,000 | — |"
-    with pytest.raises(table.SchemaError, match="has no other"):
+    with pytest.raises(table.SchemaError, match="has no scores of other"):
         table.show(["other"], tmp_path)
 
 
