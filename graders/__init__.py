@@ -11,8 +11,8 @@
 - `scores`      counts messages, bytes and other costs
 - `labs`, `assessment`  one grader for each program
 
-The graders use `worldsize.execution`. They also run in a copy of the repository in which
-nothing is installed, so this module puts the folder `src` on the module path.
+The graders import `worldsize.execution`. They must also run in a copy of the repository in
+which nothing is installed, so this module adds the folder `src` to the module path.
 """
 
 import sys

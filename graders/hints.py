@@ -8,9 +8,9 @@ The hints of graders/labs/lab02_ddp.py are in graders/labs/lab02_ddp.hints.toml:
     An all-reduce adds the gradients of all ranks. Divide the sum by the number of ranks.
     \"""
 
-A line break in a text counts as a space. The table `fixes` is optional. It has texts for
-`check.py --more`, which say how to fix the mistake, under the names of the hints. The hints in
-graders/common.hints.toml belong to all graders.
+A line break in a text counts as a space. The table `fixes` is optional. It contains, under the
+names of hints, texts that explain how to fix the mistake. `check.py --more` prints them. The
+hints in graders/common.hints.toml belong to all graders.
 """
 
 import functools
@@ -23,16 +23,16 @@ SUFFIX = ".hints.toml"
 
 @dataclass(frozen=True)
 class Hints:
-    """The hints of one grader, by name."""
+    """The hints of one grader. The keys are the names of the hints."""
 
     texts: dict[str, str]
-    fixes: dict[str, str] = field(default_factory=dict)  # how to fix the mistake
+    fixes: dict[str, str] = field(default_factory=dict)  # how to fix the mistakes
 
 
 def read_hints(path: Path) -> Hints:
     """Return the hints in a TOML file.
 
-    Raises `FileNotFoundError` or `ValueError` with the name of the file and the fault.
+    Raises `FileNotFoundError` or `ValueError` if the file does not exist or is not valid.
     """
     try:
         tables = tomllib.loads(path.read_text("utf-8"))
@@ -44,7 +44,10 @@ def read_hints(path: Path) -> Hints:
     except ValueError as error:
         raise ValueError(f"{path} is not a TOML file: {error}") from error
     if unknown := sorted(set(tables) - {"hints", "fixes"}):
-        raise ValueError(f"{path} contains {unknown[0]} outside of the tables [hints], [fixes]")
+        raise ValueError(
+            f"{path} contains {unknown[0]} outside of the tables [hints] and [fixes]. Move it "
+            "into one of them."
+        )
     for table, entries in tables.items():
         for name, text in entries.items():
             if not isinstance(text, str) or not text.strip():
@@ -54,7 +57,9 @@ def read_hints(path: Path) -> Hints:
         for table in ("hints", "fixes")
     )
     if unknown := sorted(set(fixes) - set(texts)):
-        raise ValueError(f"{path}: [fixes] has a text for {unknown[0]}, but [hints] has none")
+        raise ValueError(
+            f"{path}: [fixes] has a text for {unknown[0]}, but [hints] has none. Add one."
+        )
     return Hints(texts, fixes)
 
 

@@ -1,8 +1,8 @@
-"""Protocol: what a rank reports to the checker, and how these reports are sent.
+"""The reports that a rank sends to the checker, and the format in which it sends them.
 
-A rank writes each report, as one line of JSON, into a pipe. The supervisor reads the lines and
-collects them in a `RankReport`. The learner's code runs in the same process and can write into
-the pipe too, so the supervisor ignores every line that is not a valid report.
+A rank writes each report into a pipe, as one line of JSON. The supervisor reads the lines and
+collects them in a `RankReport`. The learner's code runs in the same process as the rank and can
+also write into the pipe, so the supervisor ignores every line that is not a valid report.
 """
 
 import contextlib
@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 LONGEST_LINE = 1 << 20  # bytes
-STACK_FRAME = re.compile(r'  File "(.+)", line (\d+) in ')  # as faulthandler writes it
+STACK_FRAME = re.compile(r'  File "(.+)", line (\d+) in ')  # the format of faulthandler
 
-Judge = Iterator[str]  # yields a sentence for each correct result, raises Wrong for a mistake
+Judge = Iterator[str]  # yields a sentence for each correct result, and raises Wrong or Blank
 
 
 class Wrong(Exception):
@@ -28,7 +28,7 @@ class Wrong(Exception):
 
 
 class Blank(Exception):
-    """The learner has not written this step yet."""
+    """A step that the learner has not written yet. The message says what to write."""
 
 
 @dataclass
@@ -40,31 +40,31 @@ class Call:
     asynchronous: bool
     phase: str
     detail: str = ""
-    sent: float = 0  # bytes that this rank sends, if the collective is done by a ring
+    sent: float = 0  # the bytes that this rank sends if a ring performs the collective
     members: tuple[int, ...] = ()  # the ranks of the group; empty for the group of all ranks
-    returned: bool = False  # the call returned; asynchronous: its result was delivered
+    returned: bool = False  # the call has returned; if asynchronous, it delivered its result
     waited: bool = False  # this rank called wait() on an asynchronous call
     touched: bool = False  # the tensor was changed between the call and wait()
 
 
 @dataclass
 class RankReport:
-    """What one rank reported, and how it ended."""
+    """The reports of one rank, and how the rank ended."""
 
     facts: dict[str, Any] = field(default_factory=dict)
     calls: list[Call] = field(default_factory=list)
-    end: str = "waiting"  # or "done", "wrong", "error", "left"
-    rights: list[str] = field(default_factory=list)  # the sentences about correct results
-    error: dict[str, Any] = field(default_factory=dict)  # the report with which the rank ended
-    status: int | None = None  # the exit status, if the rank left without a report
-    output: str = ""  # the beginning of what it printed
-    printed: int = 0  # bytes
-    events: int = 0  # lines received
-    unread: bytes = b""  # the beginning of a line that has not arrived completely
+    end: str = "waiting"  # or "done", "wrong", "error", "exited"
+    correct_results: list[str] = field(default_factory=list)  # one sentence for each
+    error: dict[str, Any] = field(default_factory=dict)  # the last report of the rank
+    status: int | None = None  # the exit status of a rank that exited without a report
+    output: str = ""  # the beginning of the text that the rank printed
+    output_bytes: int = 0  # the length of the whole text that the rank printed
+    events: int = 0  # the number of lines that the rank has sent
+    partial_line: bytes = b""  # the beginning of a line that has not arrived completely
     stack: list[tuple[str, int]] = field(default_factory=list)  # file, line: innermost first
     line: int | None = None  # the line of the learner's file in which the rank was stopped
-    busy: bool = False  # it used processor time until it was stopped at the limit
-    closed: bool = False  # the pipe is closed
+    is_busy: bool = False  # the rank used processor time until it was stopped at the limit
+    is_closed: bool = False  # the pipe is closed
 
     def receive(self, descriptor: int) -> None:
         """Read what has arrived in the pipe. Lines that are not valid reports are ignored."""
@@ -72,10 +72,10 @@ class RankReport:
             text = os.read(descriptor, LONGEST_LINE)
         except OSError:  # nothing has arrived yet
             return
-        self.closed = not text
-        *lines, self.unread = (self.unread + text).split(b"\n")
-        if len(self.unread) > LONGEST_LINE:
-            self.unread = b""
+        self.is_closed = not text
+        *lines, self.partial_line = (self.partial_line + text).split(b"\n")
+        if len(self.partial_line) > LONGEST_LINE:
+            self.partial_line = b""
         for line in lines:
             self.events += 1
             event = None
@@ -92,7 +92,7 @@ class RankReport:
             case {"fact": str(name), "value": value}:
                 self.facts[name] = value
             case {"right": str(right)}:
-                self.rights.append(right)
+                self.correct_results.append(right)
             case {
                 "call": [str(), int(), bool(), str(), str(), int() | float()] as call,
                 "members": [*members],
@@ -110,7 +110,7 @@ class RankReport:
 
 
 def send(descriptor: int, event: dict[str, Any]) -> None:
-    """Write one report into the pipe to the supervisor."""
+    """Write one report into the pipe that leads to the supervisor."""
     text = json.dumps(event).encode() + b"\n"
     while text:
         text = text[os.write(descriptor, text) :]
@@ -122,9 +122,9 @@ class Group:
 
     world: int
     ranks: list[RankReport]
-    stopped: str = ""  # why it had to be stopped: "asleep", "limit", "failure", "excess"
-    excess: Wrong | None = None  # the limit of the sandbox that it exceeded
+    stopped: str = ""  # why the group was stopped: "asleep", "limit", "failure" or "excess"
+    excess: Wrong | None = None  # describes a limit of the sandbox that the group exceeded
 
     def facts(self, name: str) -> list[Any]:
-        """Return what each rank reported under this name, in rank order."""
+        """Return the value that each rank reported under this name, in rank order."""
         return [rank.facts.get(name) for rank in self.ranks]

@@ -1,13 +1,13 @@
-"""Rank: the code that runs in each process of a group.
+"""The code that runs in each process of a group.
 
 A rank imports the learner's file and runs the probe of the step. The probe yields a sentence
 for each correct result and raises `Wrong` for the first mistake. The rank reports both to the
 supervisor.
 
-The collectives of `dist` are recorded when they are called. An asynchronous all-reduce or
+Each call of a collective of `torch.distributed` is recorded. An asynchronous all-reduce or
 broadcast delivers its result only in `wait()`, which is the latest moment that PyTorch allows.
-If the learner's code does not wait, the result is therefore wrong in every run, and not only
-rarely.
+Without this delay, the result of learner's code that does not wait would be right in most runs.
+With the delay it is wrong in every run.
 """
 
 import contextlib
@@ -35,14 +35,15 @@ from graders.protocol import Call, Wrong
 from graders.step import lab_of
 from worldsize.execution.processes import end_with_parent
 
-# --- collectives are recorded -------------------------------------------------------------
+# --- recording of collectives -------------------------------------------------------------
 
 
-class Pending:
-    """The handle of an asynchronous collective, which delivers the result in `wait`.
+class DelayedWork:
+    """The handle of an asynchronous collective that delivers its result in `wait`.
 
-    `real` is the handle of torch for a copy of the tensor. `report(touched=…)` tells the
-    supervisor that the call is complete.
+    The collective works on `result`, which is a copy of the tensor `target`. `real` is the
+    handle that torch returned for it. `report(touched=…)` reports to the supervisor that the
+    call is complete.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class Pending:
 
     def wait(self, *args: Any) -> bool:
         done = self._real.wait(*args)
-        self.call.waited = True  # a callback delivers without wait(), at any time
+        self.call.waited = True  # not in _deliver(): a callback also delivers, without wait()
         self._deliver()
         return done
 
@@ -89,10 +90,10 @@ class Pending:
         return getattr(self._real, name)
 
 
-Pending.__name__ = "Work"  # errors of the learner's code show this name
+DelayedWork.__name__ = "Work"  # errors of the learner's code show this name
 
 
-# functions of torch.distributed whose calls are recorded
+# the functions of torch.distributed whose calls are recorded
 COLLECTIVES = [
     "all_reduce", "all_gather", "all_gather_object", "all_to_all", "barrier", "broadcast",
     "broadcast_object_list", "gather", "irecv", "isend", "recv", "reduce", "reduce_scatter",
@@ -100,22 +101,23 @@ COLLECTIVES = [
     "all_to_all_single", "all_gather_single", "reduce_scatter_single",
     "all_reduce_coalesced",
 ]  # fmt: skip
+# the functions of torch.distributed._functional_collectives whose calls are recorded
 FUNCTIONAL = ("all_reduce", "all_reduce_coalesced", "all_reduce_inplace")
 
 
 class Lesson:
-    """The argument of a probe: the number of this rank, the world size, and the reports."""
+    """The state of a rank, which a probe receives: its number, its calls, and its arguments."""
 
     def __init__(self, rank: int, world: int, send: Callable[[dict], None]):
-        self.rank, self.world, self.meetings, self._send = rank, world, 0, send
-        self.module: ModuleType | None = None  # the learner's, as soon as it is imported
+        self.rank, self.world, self.barriers, self._send = rank, world, 0, send
+        self.module: ModuleType | None = None  # the learner's module after its import
         self.current_phase = ""
         self.calls: list[Call] = []  # the collectives that this rank has called
-        self.inside = False  # whether a recorded function is running
-        self.scene: dict[str, Any] = {}  # the arguments of a trial for its ranks
+        self.is_recording = False  # a recorded function is running
+        self.arguments: dict[str, Any] = {}  # the arguments of a trial for its ranks
 
     def fact(self, name: str, value: Any) -> None:
-        """Report a fact. It replaces an earlier fact of the same name."""
+        """Report a fact to the supervisor. It replaces an earlier fact of the same name."""
         self._send({"fact": name, "value": value})
 
     @contextlib.contextmanager
@@ -129,93 +131,94 @@ class Lesson:
 
     @functools.cached_property
     def store(self) -> dist.TCPStore:
-        """The store through which the ranks of the group find each other."""
+        """A connection to the store through which the ranks of the group find each other."""
         port = int(os.environ["MASTER_PORT"])
         return dist.TCPStore("127.0.0.1", port, is_master=False)
 
-    def meet(self) -> None:
-        """Wait for all ranks, without a collective.
+    def wait_for_ranks(self) -> None:
+        """Wait until all ranks have called this function, without a collective.
 
-        A rank that still waits in a call which other ranks did not make does not arrive. The
-        checker then reports this call, and not a call that the step makes later.
+        If one rank still waits in a collective that the other ranks did not call, they wait
+        here. The checker then reports this collective, and not a later call of the step.
         """
-        self.meetings += 1
-        if self.store.add(f"met {self.meetings}", 1) == self.world:
-            self.store.set(f"all met {self.meetings}", "")
-        self.store.wait([f"all met {self.meetings}"])
+        self.barriers += 1
+        if self.store.add(f"barrier {self.barriers}", 1) == self.world:
+            self.store.set(f"barrier {self.barriers} complete", "")
+        self.store.wait([f"barrier {self.barriers} complete"])
 
     def record(
         self, name: str, tensor: Any, asynchronous: bool, detail: str = "", n: int = 1,
         members: Sequence[int] = (),
     ) -> int:  # fmt: skip
-        """Report a call in a group of n ranks before it is made; return its number.
+        """Report a call in a group of n ranks before it is made, and return its index.
 
-        `members`: the ranks of the group, unless it is the group of all ranks.
+        `members` contains the ranks of the group. It is empty for the group of all ranks.
         """
         tensors = list(tensor) if isinstance(tensor, (list, tuple)) else [tensor]
-        if name != "all_reduce_coalesced":  # of other lists, the first tensor is enough
+        if name != "all_reduce_coalesced":  # for all others, the first tensor is enough
             del tensors[1:]
         tensors = [each for each in tensors if isinstance(each, torch.Tensor)]
         numel = sum(each.numel() for each in tensors)
-        sent = scores.sent(name, sum(each.nbytes for each in tensors), n) if tensors else 0
+        size = sum(each.nbytes for each in tensors)
+        sent = scores.bytes_sent(name, size, n) if tensors else 0
         call = [name, numel, asynchronous, self.current_phase, detail, sent]
         self._send({"call": call, "members": list(members)})
         self.calls.append(Call(*call, members=tuple(members)))
         return len(self.calls) - 1
 
-    def watch_collectives(self) -> None:
+    def record_collectives(self) -> None:
         """Record every collective that is called through torch.distributed."""
         for name in COLLECTIVES:
             if hasattr(dist, name):
-                setattr(dist, name, self._watched(name, getattr(dist, name)))
-        # P2POp accepts these functions only
+                setattr(dist, name, self._recorder(name, getattr(dist, name)))
+        # P2POp accepts only the functions isend and irecv of this module
         distributed_c10d.isend, distributed_c10d.irecv = dist.isend, dist.irecv
         for name in FUNCTIONAL:
-            lazy = name != "all_reduce_inplace"
-            watched = self._watched(name, getattr(functional, name), lazy, direct=True)
-            setattr(functional, name, watched)
-        self._watch_group_all_reduce()
+            is_lazy = name != "all_reduce_inplace"
+            recorder = self._recorder(name, getattr(functional, name), is_lazy, skip_torch=True)
+            setattr(functional, name, recorder)
+        self._record_group_all_reduce()
 
-    def _watch_group_all_reduce(self) -> None:
+    def _record_group_all_reduce(self) -> None:
         """Let `group.allreduce(tensor)` call dist.all_reduce, which is recorded."""
         real = dist.ProcessGroup.allreduce
 
         def allreduce(group: dist.ProcessGroup, tensors: Any, *options: Any) -> Any:
             tensors = [tensors] if isinstance(tensors, torch.Tensor) else tensors
-            if self.inside or len(tensors) != 1:
+            if self.is_recording or len(tensors) != 1:
                 return real(group, tensors, *options)
             op = getattr(options[0], "reduceOp", options[0]) if options else dist.ReduceOp.SUM
             return dist.all_reduce(tensors[0], op, group, async_op=True)
 
         dist.ProcessGroup.allreduce = allreduce
 
-    def _watched(
-        self, name: str, real: Callable, lazy: bool = False, direct: bool = False
+    def _recorder(
+        self, name: str, real: Callable, is_lazy: bool = False, skip_torch: bool = False
     ) -> Callable:
         """Return a function that records each call and then calls `real`.
 
-        `lazy`: the function returns at once, and the first use of its result waits.
-        `direct`: calls from torch itself, such as those of a DTensor, are not recorded.
+        `is_lazy`: `real` returns at once, and the first use of its result waits.
+        `skip_torch`: calls from torch itself, such as those of a DTensor, are not recorded.
         """
-        parameters = signature_of(real)
-        of_torch = os.path.dirname(torch.__file__) + os.sep
+        signature = signature_of(real)
+        torch_folder = os.path.dirname(torch.__file__) + os.sep
 
-        def watched(*args: Any, **kwargs: Any) -> Any:
-            if lazy and self.inside:  # a recorded function calls it
+        def recorder(*args: Any, **kwargs: Any) -> Any:
+            if is_lazy and self.is_recording:  # a recorded function calls it
                 return real(*args, **kwargs)
-            if direct and sys._getframe(1).f_code.co_filename.startswith(of_torch):
+            if skip_torch and sys._getframe(1).f_code.co_filename.startswith(torch_folder):
                 return real(*args, **kwargs)
-            before, self.inside = self.inside, True
+            before, self.is_recording = self.is_recording, True
             try:
-                return recorded(*args, **kwargs)
+                return record_and_call(*args, **kwargs)
             finally:
-                self.inside = before
+                self.is_recording = before
 
-        def recorded(*args: Any, **kwargs: Any) -> Any:
-            named = parameters.bind_partial(*args, **kwargs).arguments
-            tensor, group = next(iter(named.values()), None), named.get("group")
-            detail = f"from rank {named.get('src')}" if name == "broadcast" else ""
-            asynchronous = lazy or named.get("async_op") is True
+        def record_and_call(*args: Any, **kwargs: Any) -> Any:
+            arguments = signature.bind_partial(*args, **kwargs).arguments
+            tensor, group = next(iter(arguments.values()), None), arguments.get("group")
+            detail = f"from rank {arguments.get('src')}" if name == "broadcast" else ""
+            asynchronous = is_lazy or arguments.get("async_op") is True
             groups = [group] if isinstance(group, dist.ProcessGroup) else []
             n = dist.get_world_size(*groups) if dist.is_initialized() else 1
             members = dist.get_process_group_ranks(group) if groups and n < self.world else []
@@ -225,23 +228,25 @@ class Lesson:
                 self.calls[number].returned, self.calls[number].touched = True, touched
                 self._send({"returned": number, "touched": touched})
 
-            if name in ("all_reduce", "broadcast") and asynchronous and not lazy:
+            if name in ("all_reduce", "broadcast") and asynchronous and not is_lazy:
                 result = tensor.detach().clone()
                 rest = {key: value for key, value in kwargs.items() if key != "tensor"}
                 call = self.calls[number]
-                return Pending(real(result, *args[1:], **rest), tensor, result, report, call)
+                return DelayedWork(
+                    real(result, *args[1:], **rest), tensor, result, report, call
+                )
             value = real(*args, **kwargs)
-            if lazy or not asynchronous:
+            if is_lazy or not asynchronous:
                 report()
             return value
 
-        watched.__name__ = watched.__qualname__ = name
-        return watched
+        recorder.__name__ = recorder.__qualname__ = name
+        return recorder
 
 
 @functools.cache
 def signature_of(function: Callable) -> inspect.Signature:
-    """Return the parameters of a function."""
+    """Return the signature of a function."""
     return inspect.signature(function)
 
 
@@ -255,17 +260,20 @@ def load(path: str | Path, name: str = "learner") -> ModuleType:
 
 @functools.cache
 def code_of(path: str) -> CodeType:
-    """Return the compiled code of a file. Forked ranks share what the checker has compiled."""
+    """Return the compiled code of a file. Forked ranks share the code that is in the cache."""
     return compile(Path(path).read_bytes(), path, "exec", dont_inherit=True)
 
 
 def _raised_in(error: BaseException, path: str) -> bool:
-    """Return whether the outermost function of a traceback is in this file."""
+    """Return whether the outermost function of the traceback of an error is in this file."""
     return traceback.extract_tb(error.__traceback__)[0].filename == path
 
 
 def _describe(error: BaseException, path: str) -> dict[str, Any]:
-    """Return the kind of an error, its first line, and the learner's line that caused it."""
+    """Return the report of an error: its type, its first line, and the learner's line number.
+
+    The line number is that of the innermost line of the learner's file, or None.
+    """
     cause = error.__cause__
     if isinstance(cause, StopIteration) and not _raised_in(cause, path):
         error = cause  # a next() in the learner's code ended the probe, which is a generator
@@ -274,7 +282,7 @@ def _describe(error: BaseException, path: str) -> dict[str, Any]:
         if frame.filename == path:
             line = frame.lineno
     if isinstance(error, SyntaxError) and error.filename == path:
-        line, error = error.lineno, type(error)(error.msg)  # without the line in the text
+        line, error = error.lineno, type(error)(error.msg)  # msg does not contain the line
     with contextlib.suppress(Exception):
         text, *more = str(error).strip().splitlines() or [""]
         if more and more[0].strip().startswith("but got"):  # torch continues in line 2
@@ -284,7 +292,7 @@ def _describe(error: BaseException, path: str) -> dict[str, Any]:
     return {"kind": type(error).__name__, "text": "", "line": line}
 
 
-# --- the life of a rank -------------------------------------------------------------------
+# --- the process of a rank ----------------------------------------------------------------
 
 
 def run_rank(
@@ -297,11 +305,12 @@ def run_rank(
     folder: str,
     events: Any,
     output: Any,
-    scene: dict[str, Any],
+    arguments: dict[str, Any],
 ) -> None:
-    """Import the learner's file, run the probe and report; then sleep until the end.
+    """Import the learner's file, run the probe, report, and sleep until the process is killed.
 
-    `events` and `output` are the ends of two pipes: for the reports, and for what is printed.
+    `events` and `output` are the writing ends of two pipes. The first pipe is for the reports,
+    and the second one for the printed text. `arguments` are the arguments of a trial.
     """
     os.setsid()
     end_with_parent()
@@ -312,13 +321,13 @@ def run_rank(
     os.chdir(folder)
     sys.argv = [path]
     torch.set_num_threads(1)
-    os.environ.update(_variables(rank, world, port, scene.get("restart", 0)))
+    os.environ.update(_variables(rank, world, port, arguments.get("restart", 0)))
     sandbox.set_rlimits()
-    # also works while the rank waits in C++, where a handler in Python would not run
+    # this also works while the rank waits in C++, where a handler in Python would not run
     faulthandler.register(signal.SIGUSR1, file=events.fileno(), all_threads=False)
     send = functools.partial(protocol.send, events.fileno())
     lesson = Lesson(rank, world, send)
-    lesson.scene = scene
+    lesson.arguments = arguments
     _run_probe(lesson, lab, number, path, send)
     with contextlib.suppress(Exception):
         sys.stdout.flush()
@@ -328,7 +337,7 @@ def run_rank(
 
 
 def _variables(rank: int, world: int, port: int, restarts: int) -> dict[str, str]:
-    """Return the variables that torchrun sets, and those that keep the rank on the CPU."""
+    """Return the variables that torchrun sets, and variables that hide all GPUs."""
     return {
         "RANK": str(rank),
         "WORLD_SIZE": str(world),
@@ -348,17 +357,18 @@ def _variables(rank: int, world: int, port: int, restarts: int) -> dict[str, str
 def _run_probe(
     lesson: Lesson, lab: str, number: int, path: str, send: Callable[[dict], None]
 ) -> None:
-    """Run the probe of a step on the learner's file, and report how it ended."""
+    """Run the probe of a step on the learner's file, and report how the probe ended."""
     step = lab_of(lab)[number]
     doing = "join"
     try:
-        lesson.watch_collectives()
+        lesson.record_collectives()
         if step.joins:
             dist.init_process_group(
                 "gloo", store=lesson.store, rank=lesson.rank, world_size=lesson.world
             )
         doing = "import"
-        # The finished program comes first. If both programs make a device, its device is used.
+        # The finished program is imported first. If both programs make a device, its device is
+        # used.
         finished = lab_of(lab).finished
         sandbox.install_audit_hook(path, str(finished.__file__))
         lesson.module = load(path)

@@ -1,14 +1,14 @@
-"""Sandbox: limits what the code of a learner can use of the machine, and what it can change.
+"""Limits the resources that a learner's code can use, and the files that it can change.
 
 The sandbox protects against accidents, such as a fork in a loop or an rmtree of the wrong
-folder. It does not stop a person who wants to get around it. The file belongs to the learner,
-and so does the machine.
+folder. It does not stop a person who wants to get around it. There is no need for this, because
+the file and the machine belong to the learner.
 
-- `set_rlimits` sets limits of the kernel for a process and for all that it starts.
-- `excess` finds out what all processes of a group use together. The supervisor calls it ten
-  times a second. It needs Linux.
-- `install_audit_hook` lets Python code in a rank neither change a file of the book nor use the
-  solution in the finished program.
+- `set_rlimits` sets limits of the kernel for a process and for all processes that it starts.
+- `excess` checks the total that all processes of a group use. The supervisor calls it ten times
+  a second. On other systems than Linux, it can check only the folder.
+- `install_audit_hook` prevents Python code in a rank from changing a file of the book, and from
+  using the solution in the finished program.
 """
 
 import contextlib
@@ -36,19 +36,19 @@ def _all_memory() -> int:
 
 # limits for a group of ranks, or for a command
 MEMORY = _all_memory() // 2  # bytes
-RESERVED = 32 << 30  # additional bytes that are reserved but not used; cuda_on_cpu.py: 20 GiB
+RESERVED = 32 << 30  # more bytes, which are reserved but not used. cuda_on_cpu.py needs 20 GiB
 PROCESSES = 500
-DISK = 2 << 30  # bytes in the folder; also the size of any single file
+DISK = 2 << 30  # bytes of all files in the folder, and also of each single file
 # limits for one process, or for one rank
-FILES = 4096  # that are open at the same time, including sockets
-PRINTED = 1 << 30  # bytes
-EVENTS = 200_000  # reports to the supervisor; a collective sends two
+FILES = 4096  # files and sockets that are open at the same time
+OUTPUT = 1 << 30  # bytes of printed text
+EVENTS = 200_000  # reports to the supervisor. A collective sends two
 
-REFUSED = {  # a message of `install_audit_hook`: the hint
-    "the checker lets your code change nothing here": "changes",
-    "the checker takes nothing from the finished program": "solution",
+REFUSALS = {  # the messages of `install_audit_hook`, and their hints
+    "the checker does not let your code change this file or folder": "changes",
+    "the checker does not let your code use the finished program": "solution",
 }
-CRASHES = {  # a pattern for the message of a different error: the hint
+CRASHES = {  # patterns for the messages of other errors, and their hints
     r"^MemoryError|allocate memory": "memory",
     r"Errno 11\]|can't start new thread": "processes",
     r"File too large|No space left": "disk",
@@ -56,9 +56,10 @@ CRASHES = {  # a pattern for the message of a different error: the hint
 
 
 def set_rlimits(memory: bool = True) -> None:
-    """Set the limits for this process and for all that it starts. A lower limit remains.
+    """Set the limits for this process and for all processes that it starts.
 
-    `memory` is False for a process that uses a GPU, because the driver maps more than it uses.
+    A limit that is already lower does not change. `memory` is False for a process that uses a
+    GPU, because the driver maps more memory than it uses.
     """
     limits = {"CORE": 0, "FSIZE": DISK, "NOFILE": FILES}
     if LINUX:
@@ -75,24 +76,30 @@ def set_rlimits(memory: bool = True) -> None:
             resource.setrlimit(kind, new)
 
 
-# --- what a group uses together -----------------------------------------------------------
+# --- the total use of a group -------------------------------------------------------------
 
 
-def size(number: int) -> str:
-    """Return a number of bytes in words."""
+def format_size(number: int) -> str:
+    """Return a number of bytes as a text in GiB."""
     return f"{number / 2**30:.3g} GiB"
 
 
-def _memory(pids: list[int]) -> int:
-    """Return the bytes of memory of some processes; shared memory counts once."""
-    most = sum(processes.memory_of(pid) for pid in pids)
-    if most > MEMORY:
-        most = sum(processes.memory_of(pid, exact=True) for pid in pids)
-    return most
+def _memory_of(pids: list[int]) -> int:
+    """Return the bytes of memory that these processes use.
+
+    Above the limit, the bytes are counted exactly, so that shared memory counts only once.
+    """
+    total = sum(processes.memory_of(pid) for pid in pids)
+    if total > MEMORY:
+        total = sum(processes.memory_of(pid, exact=True) for pid in pids)
+    return total
 
 
-def _written_to(folder: str | Path) -> int:
-    """Return the bytes in a folder, at least 64 KiB for each file. Stops above the limit."""
+def _folder_size(folder: str | Path) -> int:
+    """Return the bytes in a folder, with at least 64 KiB for each file.
+
+    The function stops counting as soon as the sum exceeds the limit.
+    """
     total = 0
     for parent, _, names in os.walk(folder):
         for name in names:
@@ -104,38 +111,42 @@ def _written_to(folder: str | Path) -> int:
 
 
 def excess(pids: list[int], folder: str | Path) -> tuple[str, str] | None:
-    """Return which limit these processes and their folder exceed, and the hint for it."""
+    """Return a sentence and a hint for a limit that these processes or their folder exceed.
+
+    Returns None if they exceed no limit.
+    """
     if len(pids) > PROCESSES:
         return f"more than {PROCESSES} processes were running", "processes"
-    if _memory(pids) > MEMORY:
-        return f"all processes together held more than {size(MEMORY)}", "memory"
-    if _written_to(folder) > DISK:
-        return f"more than {size(DISK)} were written into the current folder", "disk"
+    if _memory_of(pids) > MEMORY:
+        return f"all processes together used more than {format_size(MEMORY)}", "memory"
+    if _folder_size(folder) > DISK:
+        return f"more than {format_size(DISK)} were written into the current folder", "disk"
     return None
 
 
-# --- what a rank may change ---------------------------------------------------------------
+# --- the files that a rank may change -----------------------------------------------------
 
-STANDARD = os.path.dirname(os.__file__)
-# the audit events of Python for changes, and how many of their arguments are paths
+STANDARD_LIBRARY = os.path.dirname(os.__file__)
+# the audit events of Python for changes of files, and the number of their arguments that are
+# paths
 CHANGES = {"os.remove": 1, "os.rmdir": 1, "os.rename": 2, "os.truncate": 1, "os.chmod": 1}
 CHANGES |= {"shutil.rmtree": 1}
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 
 def install_audit_hook(path: str, finished: str) -> None:
-    """Refuse in this process to change a file of the book, or to use the solution.
+    """Make this process raise `PermissionError` if it changes the book or uses the solution.
 
-    `path` is the learner's file, and `finished` the finished program. Forks of this process
-    have the same hook. Other programs and code in C do not.
+    `path` is the learner's file, and `finished` is the path of the finished program. Forks of
+    this process have the same hook. Other programs and code in C do not have it.
     """
     temporary, folder = os.path.realpath(tempfile.gettempdir()), os.path.realpath(".")
     book, own, lab = str(ROOT), os.path.realpath(path), Path(finished).stem
-    change, solution = REFUSED
+    change_refusal, solution_refusal = REFUSALS
 
     def refuse_changes(names: Iterable, whole_folder: bool) -> None:
         for name in names:
-            # the current folder does not exist, or the name is a number
+            # an OSError: the current folder does not exist. A TypeError: the name is a number
             with contextlib.suppress(OSError, TypeError):
                 name = os.path.realpath(os.fsdecode(name))
                 forbidden = (_within(name, book) or name == own) and not _within(name, folder)
@@ -146,7 +157,7 @@ def install_audit_hook(path: str, finished: str) -> None:
                     break
         else:
             return
-        raise PermissionError(errno.EPERM, change, name)
+        raise PermissionError(errno.EPERM, change_refusal, name)
 
     def check_event(event: str, arguments: tuple) -> None:
         if event in CHANGES:
@@ -155,27 +166,30 @@ def install_audit_hook(path: str, finished: str) -> None:
             refuse_changes(arguments[:1], False)
         elif event in ("open", "import") and path != finished and lab in str(arguments[0]):
             if event == "open":
-                used = os.path.realpath(arguments[0]) == finished
+                is_finished = os.path.realpath(arguments[0]) == finished
             else:
-                used = arguments[0].rpartition(".")[2] == lab
-            if used and _caller() == path:
-                raise PermissionError(errno.EPERM, solution, str(arguments[0]))
+                is_finished = arguments[0].rpartition(".")[2] == lab
+            if is_finished and _caller() == path:
+                raise PermissionError(errno.EPERM, solution_refusal, str(arguments[0]))
 
     sys.addaudithook(check_event)
 
 
 def _within(name: str, folder: str) -> bool:
-    """Return whether a path is this folder, or in it."""
+    """Return whether a path is this folder or is inside it."""
     return name == folder or name.startswith(folder.rstrip(os.sep) + os.sep)
 
 
 def _caller() -> str:
-    """Return the file whose code caused the event, directly or through the standard library."""
+    """Return the file whose code caused the event, directly or through the standard library.
+
+    Returns "" if there is no such file.
+    """
     frame = sys._getframe(2)
     while frame is not None:
         file = frame.f_code.co_filename
-        standard = file.startswith(STANDARD) and "-packages" not in file
-        if not standard and not file.startswith("<frozen"):
+        is_standard = file.startswith(STANDARD_LIBRARY) and "-packages" not in file
+        if not is_standard and not file.startswith("<frozen"):
             return file
         frame = frame.f_back
     return ""

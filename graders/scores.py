@@ -1,22 +1,23 @@
-"""Scores: counts the cost of a graded program, with the same result on every machine.
+"""Counts the cost of a graded program, with the same result on every machine.
 
-The score of a step is the score of its largest group, and of the rank with the highest cost.
-Lower is better. Messages and bytes are counted for the calls that a probe makes within a
-`lesson.phase`. A probe reports all other costs as the fact `scores`, and a trial sets
-`workspace.scores`. The order in which the stages of a pipeline work is the fact `schedule`, for
-example ["F0", "F1", "B0", …] on each rank.
+A lower score is better. The score of a group is that of the rank with the highest cost, and the
+score of a step is that of its largest group. Messages and bytes are counted for the calls that
+a probe makes within a `lesson.phase`. A probe reports all other costs as the fact `scores`, and
+a trial sets `workspace.scores`. The order in which a stage of a pipeline works is the fact
+`schedule`, for example ["F0", "F1", "B0", …].
 """
 
 from collections.abc import Sequence
 from typing import Any
 
 COST = {"F": 1, "B": 2}  # a backward pass takes as long as two forward passes
-# in pixels: the width of a unit of time and of the names, the height of a row and of a title
-WIDE, HIGH, LEFT, GAP = 18, 22, 56, 26
+# the sizes in a drawing, in pixels
+UNIT_WIDTH, ROW_HEIGHT = 18, 22  # one unit of time, one stage
+NAME_WIDTH, TITLE_HEIGHT = 56, 26
 
 
-def sent(name: str, size: int, n: int) -> float:
-    """Return the bytes that a rank sends if a ring of n ranks does this collective.
+def bytes_sent(name: str, size: int, n: int) -> float:
+    """Return the bytes that a rank sends if a ring of n ranks performs this collective.
 
     `size` is the number of bytes of the first tensor of the call.
     """
@@ -27,27 +28,27 @@ def sent(name: str, size: int, n: int) -> float:
     if name in ("all_reduce", "all_reduce_coalesced"):
         return 2 * (n - 1) / n * size
     if name.startswith("reduce_scatter") or name in ("all_gather", "all_to_all"):
-        return (n - 1) * size  # the tensor is one of n parts
+        return (n - 1) * size  # the first tensor is one of n parts
     if name.startswith(("all_gather", "all_to_all")):
         return (n - 1) / n * size
     return size
 
 
-def of(group: Any) -> dict[str, float]:
-    """Return the scores of a `graders.protocol.Group`."""
+def group_scores(group: Any) -> dict[str, float]:
+    """Return the scores of a `graders.protocol.Group`, under the names of the scores."""
     found: dict[str, float] = {}
     calls = [
         [call for call in rank.calls if call.phase and not call.name.endswith("recv")]
         for rank in group.ranks
     ]
-    pickled = any("object" in call.name for rank in calls for call in rank)  # unknown bytes
-    if any(calls) and not pickled:
+    # the number of bytes of an object is unknown
+    has_objects = any("object" in call.name for rank in calls for call in rank)
+    if any(calls) and not has_objects:
         found["messages"] = max(map(len, calls))
         found["bytes sent"] = round(max(sum(call.sent for call in rank) for rank in calls))
-    for name, value in (
-        (n, v) for told in group.facts("scores") for n, v in (told or {}).items()
-    ):
-        found[name] = max(value, found.get(name, 0))
+    for reported in group.facts("scores"):
+        for name, value in (reported or {}).items():
+            found[name] = max(value, found.get(name, 0))
     if schedule := schedule_of(group):
         found["bubble percent"] = bubble(schedule)
     return found
@@ -57,20 +58,19 @@ def of(group: Any) -> dict[str, float]:
 
 
 def schedule_of(group: Any) -> list[list[str]]:
-    """Return the events of each stage of a pipeline of this group, as far as they are known."""
+    """Return the events of each stage whose rank has reported its events."""
     return [events for events in group.facts("schedule") if events]
 
 
 def one_f_one_b(p: int, m: int) -> list[list[str]]:
-    """Return the schedule 1F1B for m micro-batches and p stages."""
+    """Return the 1F1B schedule of p stages and m micro-batches."""
     orders = []
     for stage in range(p):
         forwards, backwards = ([f"{letter}{k}" for k in range(m)] for letter in "FB")
-        lead = min(p - stage, m) - 1
-        pairs = zip(forwards[lead:], backwards, strict=False)
-        orders.append(
-            forwards[:lead] + [e for pair in pairs for e in pair] + backwards[m - lead :]
-        )
+        warm_up = min(p - stage, m) - 1
+        pairs = zip(forwards[warm_up:], backwards, strict=False)
+        steady_state = [event for pair in pairs for event in pair]
+        orders.append(forwards[:warm_up] + steady_state + backwards[m - warm_up :])
     return orders
 
 
@@ -84,55 +84,61 @@ def bars(schedule: Sequence[Sequence[str]]) -> list[Bar]:
     because stages wait for each other, are left out.
     """
     last, found = len(schedule) - 1, []
-    ends, free = dict.fromkeys([(-1, f"F{k}") for k in range(len(schedule[0]))], 0), {}
-    left = [list(events) for events in schedule]
-    while moved := [
-        (stage, events.pop(0), need)
-        for stage, events in enumerate(left)
-        if events and (need := _need(stage, events[0], last)) in ends
+    # when each event ends, and when each stage has finished its last event
+    event_ends = dict.fromkeys([(-1, f"F{k}") for k in range(len(schedule[0]))], 0)
+    stage_ends: dict[int, int] = {}
+    remaining = [list(events) for events in schedule]
+    while ready := [
+        (stage, events.pop(0), dependency)
+        for stage, events in enumerate(remaining)
+        if events and (dependency := _dependency(stage, events[0], last)) in event_ends
     ]:
-        for stage, event, need in moved:
-            begin = max(free.get(stage, 0), ends[need])
-            free[stage] = ends[stage, event] = begin + COST[event[0]]
-            found.append((stage, event, begin, free[stage]))
+        for stage, event, dependency in ready:
+            begin = max(stage_ends.get(stage, 0), event_ends[dependency])
+            stage_ends[stage] = event_ends[stage, event] = begin + COST[event[0]]
+            found.append((stage, event, begin, stage_ends[stage]))
     return found
 
 
-def _need(stage: int, event: str, last: int) -> tuple[int, str]:
-    """Return the stage and the event that must end first. Stage -1 has all inputs."""
+def _dependency(stage: int, event: str, last: int) -> tuple[int, str]:
+    """Return the stage and the event that must end before this event can begin.
+
+    `last` is the number of the last stage. Stage -1 stands for the inputs of the pipeline.
+    """
     if event[0] == "F":
         return stage - 1, event
     return (stage, f"F{event[1:]}") if stage == last else (stage + 1, event)
 
 
 def bubble(schedule: Sequence[Sequence[str]]) -> float:
-    """Return the percentage of the time of all stages in which they wait."""
+    """Return the percentage of the total time of all stages in which a stage waits."""
     found = bars(schedule)
     work = sum(end - begin for _, _, begin, end in found)
     return round(100 - 100 * work / (len(schedule) * max(end for *_, end in found)), 1)
 
 
-def draw(yours: Sequence[Sequence[str]]) -> str:
-    """Return an SVG of this schedule, and of the schedule 1F1B below it."""
-    m = len({event for events in yours for event in events if event[0] == "F"}) or 1
+def draw(submission: Sequence[Sequence[str]]) -> str:
+    """Return an SVG drawing of the learner's schedule, with the 1F1B schedule below it."""
+    m = len({event for events in submission for event in events if event[0] == "F"}) or 1
     parts, top, right = [], 0, 0
-    for name, schedule in (("yours", yours), ("1F1B", one_f_one_b(len(yours), m))):
+    for name, schedule in (("yours", submission), ("1F1B", one_f_one_b(len(submission), m))):
         found = bars(schedule)
         missing = sum(map(len, schedule)) - len(found)
-        said = f"{missing} events never begin" if missing else f"bubble {bubble(schedule)}%"
-        parts.append(f'<text x="0" y="{top + 16}">{name}: {said}</text>')
+        result = f"{missing} events never begin" if missing else f"bubble {bubble(schedule)}%"
+        parts.append(f'<text x="0" y="{top + 16}">{name}: {result}</text>')
         for stage in range(len(schedule)):
-            y = top + GAP + stage * HIGH + 15
+            y = top + TITLE_HEIGHT + stage * ROW_HEIGHT + 15
             parts.append(f'<text x="0" y="{y}">stage {stage}</text>')
         for stage, event, begin, end in found:
-            x, y = LEFT + begin * WIDE, top + GAP + stage * HIGH
-            wide = (end - begin) * WIDE
+            x, y = NAME_WIDTH + begin * UNIT_WIDTH, top + TITLE_HEIGHT + stage * ROW_HEIGHT
+            width = (end - begin) * UNIT_WIDTH
             parts.append(
-                f'<rect class="{event[0]}" x="{x}" y="{y}" width="{wide}" height="{HIGH}"/>'
-                f'<text class="on" x="{x + wide / 2:g}" y="{y + 15}">{event[1:]}</text>'
+                f'<rect class="{event[0]}" x="{x}" y="{y}" width="{width}" '
+                f'height="{ROW_HEIGHT}"/>'
+                f'<text class="on" x="{x + width / 2:g}" y="{y + 15}">{event[1:]}</text>'
             )
-            right = max(right, x + wide)
-        top += GAP + len(schedule) * HIGH + GAP // 2
+            right = max(right, x + width)
+        top += TITLE_HEIGHT + len(schedule) * ROW_HEIGHT + TITLE_HEIGHT // 2
     body = "\n".join(parts)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="-4 0 {right + 8} {top + 10}" '
@@ -148,8 +154,12 @@ def draw(yours: Sequence[Sequence[str]]) -> str:
 
 
 def report(graded: dict[str, tuple[str, str, dict[int, dict[str, float]]]]) -> str:
-    """Return a report in TOML: for each lab the graded program and the scores of each step."""
-    text = ["# python labs/check.py --report wrote this; it is graded again before it is taken"]
+    """Return a report in TOML with the graded program and the scores of each step.
+
+    `graded` contains for each lab ("program", its code, scores) or ("file", its name, scores).
+    The keys of the scores are the numbers of the steps.
+    """
+    text = ["# check.py --report wrote this file. It is graded again before it is accepted."]
     for lab, (key, value, steps) in graded.items():
         quoted = value.replace("\\", "\\\\").replace('"' * 3, '\\"' * 3)
         value = f'"""\n{quoted}"""' if key == "program" else f'"{quoted}"'

@@ -1,4 +1,4 @@
-"""Step: the definition of one step of a lab, or of one part of the assessment."""
+"""The definition of one step of a lab, or of one part of the assessment."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ if TYPE_CHECKING:
 
 @dataclass
 class Step:
-    """One step. `graders.dsl.Lab` makes it from the functions that judge the step.
+    """A step, which `graders.dsl.Lab` creates from the functions that judge it.
 
     `probe(submission, reference, lesson)` runs on every rank, with the learner's module and the
-    finished one. `together(group)` runs afterwards in the checker. Each of them can be missing.
-    Both are generators that yield a sentence for each correct result and raise `Wrong`.
+    module of the finished program. `judge_group(group)` runs afterwards in the checker. Both
+    are optional. Both are generators, which yield a sentence for each correct result and raise
+    `Wrong` for a mistake.
     """
 
     number: int
@@ -31,22 +32,22 @@ class Step:
     needs: tuple[int, ...] = ()  # the steps that must pass before this one can be judged
     joins: bool = True  # the process group is initialised before the probe
     symmetric: bool = True  # all ranks must call the same collectives
-    # a pattern for the text of an error: the hint for this error
+    # the key is a pattern for the text of an error, and the value is the hint for this error
     crashes: dict[str, str] = field(default_factory=dict)
-    compiles: bool = False  # the step uses torch.compile: a rank may use the whole limit
-    order_hint: str = "order"  # for ranks that call collectives in different orders
+    compiles: bool = False  # the step uses torch.compile, so a rank may use the whole limit
+    order_hint: str = "order"  # the hint if ranks call collectives in different orders
     probe: Callable[..., Judge | None] | None = None
-    together: Callable[[Group], Judge | None] | None = None
-    # raises Wrong if it recognises why the ranks of a step that is not symmetric wait
-    stuck: Callable[[Group], None] | None = None
+    judge_group: Callable[[Group], Judge | None] | None = None
+    # raises Wrong if it recognises why ranks wait that call different collectives on purpose
+    explain_hang: Callable[[Group], None] | None = None
 
 
 @dataclass
 class IntegrationStep(Step):
-    """A step whose `trial(workspace)` runs groups and commands itself, and judges them.
+    """A step whose function `trial(workspace)` runs groups and commands itself and judges them.
 
-    The ranks of a group run `probe`, and find the arguments of the trial in `lesson.scene`. A
-    trial that only runs commands needs no probe.
+    The ranks of a group run `probe`. They find the arguments that the trial passes to them in
+    `lesson.arguments`. A trial that only runs commands needs no probe.
     """
 
     trial: Callable[[Workspace], Judge | None] | None = None

@@ -1,7 +1,7 @@
-"""Verdict: decides what the reports of a group of ranks mean.
+"""Decides what the reports of a group of ranks mean.
 
-`judge` first looks at how the ranks ended, then compares the collectives that they called, and
-then runs the second generator of the step, which compares the facts of all ranks.
+`judge` first checks how the ranks ended, and then compares the collectives that they called.
+Finally it runs the second generator of the step, which compares the facts of all ranks.
 """
 
 import re
@@ -15,40 +15,42 @@ IMPORT_HINTS = {
     "ModuleNotFoundError": "module",
 }  # fmt: skip
 MESSAGES = ("send", "recv", "isend", "irecv")  # each has one sender and one receiver
-# an error like this can be the consequence of the end of a different rank
+# errors that a rank can get because a different rank has ended
 CONSEQUENCE = re.compile(r"gloo|Connection closed|peer|Broken pipe|Socket|timed out", re.I)
 
 
 def judge(group: Group, step: Step) -> Judge:
-    """Yield a sentence for each correct result of a group; raise `Blank` or `Wrong`."""
+    """Yield a sentence for each correct result of a group.
+
+    Raises `Blank` for a step that the learner has not written, and `Wrong` for a mistake.
+    """
     judge_ends(group, step)
     found = [rank for rank in group.ranks if rank.end == "wrong"]
     if step.symmetric:
-        # a rank that found a mistake made no further calls
+        # after a rank has found a mistake, it makes no further calls
         compare_calls(group, step, absent=not found)
-    yield from min((rank.rights for rank in found or group.ranks), key=len)
+    yield from min((rank.correct_results for rank in found or group.ranks), key=len)
     if found:
-        wrong = min(found, key=lambda rank: len(rank.rights)).error
+        wrong = min(found, key=lambda rank: len(rank.correct_results)).error
         raise Wrong(wrong["what"], wrong["hint"])
-    if step.together is not None:
+    if step.judge_group is not None:
         try:
-            yield from step.together(group) or ()
+            yield from step.judge_group(group) or ()
         except (Blank, Wrong):
             raise
         except Exception as error:
-            what = f"what the ranks reported cannot be judged: {type(error).__name__}: {error}"
+            what = f"the reports of the ranks cannot be judged: {type(error).__name__}: {error}"
             raise Wrong(what, "report") from error
 
 
 def excessive_reports(group: Group) -> Wrong | None:
-    """Return a mistake if a rank called or printed more than the sandbox allows."""
+    """Return a `Wrong` if a rank sent more reports or output than the sandbox allows."""
     for r, rank in enumerate(group.ranks):
         if rank.events > sandbox.EVENTS:
             return Wrong(f"rank {r} called collectives without end", "endless")
-        if rank.printed > sandbox.PRINTED:
-            return Wrong(
-                f"rank {r} printed more than {sandbox.size(sandbox.PRINTED)}", "output"
-            )
+        if rank.output_bytes > sandbox.OUTPUT:
+            limit = sandbox.format_size(sandbox.OUTPUT)
+            return Wrong(f"rank {r} printed more than {limit}", "output")
     return None
 
 
@@ -56,7 +58,7 @@ def excessive_reports(group: Group) -> Wrong | None:
 
 
 def sleeps_without_reason(group: Group) -> bool:
-    """Return whether all ranks made the same calls, and no rank is inside of a call."""
+    """Return whether all ranks made the same calls, and no rank waits in a call."""
     sequences = [[(c.name, c.numel, c.detail) for c in rank.calls] for rank in group.ranks]
     last = [rank.calls[-1] for rank in group.ranks if rank.calls]
     inside = any(not call.returned and not call.asynchronous for call in last)
@@ -66,7 +68,7 @@ def sleeps_without_reason(group: Group) -> bool:
 def compare_calls(group: Group, step: Step, absent: bool = True) -> None:
     """Raise `Wrong` if the ranks did not call the same collectives in the same order.
 
-    `absent`: a call that some ranks did not reach counts as a difference.
+    If `absent` is true, a call that some ranks did not reach also counts as a difference.
     """
     for members in sorted({call.members for rank in group.ranks for call in rank.calls}):
         if set(members) <= set(range(group.world)):
@@ -74,7 +76,10 @@ def compare_calls(group: Group, step: Step, absent: bool = True) -> None:
 
 
 def _compare_calls_of(group: Group, members: tuple[int, ...], step: Step, absent: bool) -> None:
-    """Compare the collectives in the groups of these ranks. Messages are not compared."""
+    """Compare the collectives that these ranks called in a group of exactly these ranks.
+
+    Messages between two ranks are not compared. `members` is empty for the group of all ranks.
+    """
     ranks = members or range(group.world)
     sequences = [
         [
@@ -84,34 +89,38 @@ def _compare_calls_of(group: Group, members: tuple[int, ...], step: Step, absent
         ]
         for r in ranks
     ]
-    for place in range(max(map(len, sequences))):
-        here = [sequence[place] if place < len(sequence) else None for sequence in sequences]
-        if len(set(here)) == 1 or (None in here and not absent):
+    for index in range(max(map(len, sequences))):
+        calls = [sequence[index] if index < len(sequence) else None for sequence in sequences]
+        if len(set(calls)) == 1 or (None in calls and not absent):
             continue
-        if None in here:
-            callers = [call for call in here if call is not None]
-            name, numel, _ = callers[0]
-            names = _named(*(r for r, c in zip(ranks, here, strict=True) if c is not None))
-            what = f"only {names} of {group.world} called {name} with {numel} elements"
+        if None in calls:
+            callers = [r for r, call in zip(ranks, calls, strict=True) if call is not None]
+            name, numel, _ = next(call for call in calls if call is not None)
+            what = f"only {_names_of(*callers)} of {group.world} called {name} with {numel} "
+            what += "elements"
             if members:
-                what += f" in the group of {_named(*members)}"
+                what += f" in the group of {_names_of(*members)}"
             raise Wrong(what, "some_ranks")
-        named = zip(ranks, here, strict=True)
-        calls = [f"rank {r} called {c[0]} with {c[1]} elements {c[2]}" for r, c in named]
-        what = f"call {place + 1} differs between the ranks: "
-        what += ", and ".join(map(str.strip, calls))
-        if len({call[:2] for call in here}) == 1 and here[0][0] == "broadcast":
+        clauses = [
+            f"rank {r} called {name} with {numel} elements {detail}".strip()
+            for r, (name, numel, detail) in zip(ranks, calls, strict=True)
+        ]
+        what = f"call {index + 1} differs between the ranks: {', and '.join(clauses)}"
+        if len({call[:2] for call in calls}) == 1 and calls[0][0] == "broadcast":
             raise Wrong(what, "own_source")
         raise Wrong(what, step.order_hint)
 
 
-def _who(step: Step, *ranks: int) -> str:
-    """Return the ranks that failed, in words. Without a process group no rank is named."""
-    return _named(*ranks) if step.joins else "your code"
+def _subject(step: Step, *ranks: int) -> str:
+    """Return the subject of a sentence about ranks: their names, or "your code".
+
+    The subject is "your code" if the step has no process group.
+    """
+    return _names_of(*ranks) if step.joins else "your code"
 
 
-def _named(*ranks: int) -> str:
-    """Return the names of some ranks: "ranks 0, 1 and 2"."""
+def _names_of(*ranks: int) -> str:
+    """Return the names of ranks, such as "rank 0" or "ranks 0, 1 and 2"."""
     *most, last = map(str, ranks)
     return f"ranks {', '.join(most)} and {last}" if most else f"rank {last}"
 
@@ -123,35 +132,41 @@ def judge_ends(group: Group, step: Step) -> None:
     """Raise `Blank` or `Wrong` if a rank failed, or if the group had to be stopped."""
     if group.excess is not None:
         raise group.excess
-    blamed = _first_error(group)
-    if blamed is not None:
-        _judge_error(group, step, *blamed)
+    failure = _first_failure(group)
+    if failure is not None:
+        _judge_failure(group, step, *failure)
     if any(rank.end == "wrong" for rank in group.ranks):
         return  # the other ranks may wait for a rank that found a mistake
     if group.stopped:
         _judge_stopped(group, step)
 
 
-def _first_error(group: Group) -> tuple[int, RankReport] | None:
-    """Return the first rank whose error is not the consequence of a different rank's error."""
-    failed = [(r, rank) for r, rank in enumerate(group.ranks) if rank.end in ("error", "left")]
-    own = [
-        (r, rank)
-        for r, rank in failed
-        if rank.end == "left" or not CONSEQUENCE.search(rank.error.get("text", ""))
+def _first_failure(group: Group) -> tuple[int, RankReport] | None:
+    """Return the first rank that failed, with its number, or None if no rank failed.
+
+    A rank whose error can be the consequence of a different failure is returned only if all
+    ranks that failed have such an error.
+    """
+    failures = [
+        (r, rank) for r, rank in enumerate(group.ranks) if rank.end in ("error", "exited")
     ]
-    return (own or failed or [None])[0]
+    causes = [
+        (r, rank)
+        for r, rank in failures
+        if rank.end == "exited" or not CONSEQUENCE.search(rank.error.get("text", ""))
+    ]
+    return (causes or failures or [None])[0]
 
 
-def _judge_error(group: Group, step: Step, r: int, rank: RankReport) -> None:
+def _judge_failure(group: Group, step: Step, r: int, rank: RankReport) -> None:
     """Raise `Blank` or `Wrong` for a rank that ended with an error or without a report."""
-    who = _who(step, r)
-    if rank.end == "left":
-        _judge_exit(group, step, who, rank.status)
+    subject = _subject(step, r)
+    if rank.end == "exited":
+        _judge_exit(group, step, subject, rank.status)
     kind, text = rank.error.get("kind"), rank.error.get("text", "")
     where = f", line {rank.error['line']}" if rank.error.get("line") else ""
-    what = f"{who} failed: {kind}{where}: {text}"
-    for words, hint in sandbox.REFUSED.items():
+    what = f"{subject} failed: {kind}{where}: {text}"
+    for words, hint in sandbox.REFUSALS.items():
         if words in text:
             raise Wrong(what, hint)
     if rank.error["doing"] == "import" and kind != "SystemExit":
@@ -162,9 +177,9 @@ def _judge_error(group: Group, step: Step, r: int, rank: RankReport) -> None:
     if kind == "LookupError" and not where:
         raise Wrong(f"the file has no {text}", "missing")
     if kind == "SystemExit":
-        raise Wrong(f"{who} ended itself by sys.exit{where}", "exit")
+        raise Wrong(f"{subject} ended itself by sys.exit{where}", "exit")
     if kind == "RecursionError":
-        raise Wrong(f"{who} failed: {kind}{where}", "recursion")
+        raise Wrong(f"{subject} failed: {kind}{where}", "recursion")
     for pattern, hint in step.crashes.items():
         if re.search(pattern, text):
             raise Wrong(what, hint)
@@ -176,13 +191,13 @@ def _judge_error(group: Group, step: Step, r: int, rank: RankReport) -> None:
     raise Wrong(what, "missing" if kind == "TypeError" and "argument" in text else "crash")
 
 
-def _judge_exit(group: Group, step: Step, who: str, status: int) -> None:
+def _judge_exit(group: Group, step: Step, subject: str, status: int) -> None:
     """Raise `Wrong` for a rank that ended without a report."""
-    how = f"signal {-status}" if status < 0 else f"exit status {status}"
+    reason = f"signal {-status}" if status < 0 else f"exit status {status}"
     compare_calls(group, step, absent=False)  # gloo aborts if the sizes do not match
-    what = f"{who} ended in the middle of the step ({how})"
-    known = (hint for words, hint in step.crashes.items() if re.search(words, what))
-    raise Wrong(what, next(known, "killed"))
+    what = f"{subject} ended in the middle of the step ({reason})"
+    hints = (hint for pattern, hint in step.crashes.items() if re.search(pattern, what))
+    raise Wrong(what, next(hints, "killed"))
 
 
 def _judge_stopped(group: Group, step: Step) -> None:
@@ -193,20 +208,20 @@ def _judge_stopped(group: Group, step: Step) -> None:
         for r in waiting
         if group.ranks[r].line
     ]
-    them = "it" if len(waiting) == 1 else "them"
-    where = f": when the checker stopped {them}, {' and '.join(lines)}" if lines else ""
-    endless = Wrong(f"{_who(step, *waiting)} did not end{where}", "endless")
-    calls = [rank.calls[-1:] for rank in group.ranks if rank.busy]
+    pronoun = "it" if len(waiting) == 1 else "them"
+    where = f": when the checker stopped {pronoun}, {' and '.join(lines)}" if lines else ""
+    endless = Wrong(f"{_subject(step, *waiting)} did not end{where}", "endless")
+    calls = [rank.calls[-1:] for rank in group.ranks if rank.is_busy]
     if any(not last or last[0].returned or last[0].asynchronous for last in calls):
         raise endless  # a rank computes outside of a collective, and others may wait for it
-    if step.stuck is not None:
-        step.stuck(group)
+    if step.explain_hang is not None:
+        step.explain_hang(group)
     try:
         compare_calls(group, step)
     except Wrong as wrong:
         raise Wrong(wrong.what + where, wrong.hint) from wrong
     blocked = [rank.calls[-1] for rank in group.ranks if rank.calls and rank.end == "waiting"]
     if blocked and not blocked[0].returned and not blocked[0].asynchronous:
-        what = f"did not come out of {blocked[0].name}{where}"
-        raise Wrong(f"{_who(step, *waiting)} {what}", "some_ranks")
+        what = f"{_subject(step, *waiting)} did not return from {blocked[0].name}{where}"
+        raise Wrong(what, "some_ranks")
     raise endless

@@ -231,7 +231,7 @@ class Grading:
             if not passed:
                 return False
             passed_at.append(world)
-            scores_at[world] = scores.of(group)
+            scores_at[world] = scores.group_scores(group)
         self.scores[step.number] = scores_at[max(scores_at)]
         self.counted_at[step.number] = max(scores_at)
         at = "" if self.sizes == [1] else f" ({ranks(passed_at)})"

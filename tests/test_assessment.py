@@ -134,12 +134,12 @@ def test_the_capstone_resumes_after_a_killed_rank(pytestconfig) -> None:
     step = capstone.LAB[10]
     with supervisor().Supervisor("capstone", 300.0) as runs:
         for number in range(times):
-            with runs.workspace(step, GRADED["capstone"]) as bench:
+            with runs.workspace(step, GRADED["capstone"]) as workspace:
                 if not number:
-                    scene = {"config": capstone.RUN}
-                    undisturbed = bench.group(2, **scene).facts("history")[0]
+                    arguments = {"config": capstone.RUN}
+                    undisturbed = workspace.group(2, **arguments).facts("history")[0]
                 chance = random.Random(number)
-                lost = capstone.kill_and_resume(bench, undisturbed, chance)
+                lost = capstone.kill_and_resume(workspace, undisturbed, chance)
                 print(f"{number + 1}: {lost} steps computed again", flush=True)
 
 
@@ -175,7 +175,7 @@ def test_the_large_configuration_equals_the_plan_and_can_be_trained(
     config = program.read_config(path, [text, *small, "train.batch=2", "train.micro=2"])
     traced = functools.partialmethod(torch.nn.Module.compile, backend="eager")
     monkeypatch.setattr(torch.nn.Module, "compile", traced)  # compiles no C++
-    model, rows = capstone.plain(config), program.Stream(config).next(0)
+    model, rows = capstone.whole_model(config), program.Stream(config).next(0)
     assert rows.shape == (2, 33) and ((rows[:, 1:] - rows[:, :-1]) % 256 == 1).all()
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     before = capstone.loss_of(model, rows)

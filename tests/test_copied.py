@@ -129,7 +129,7 @@ def shown_on_pages() -> Iterator[str]:
                         yield f"{Path(path).name}:{node.name}"
 
 
-def tested_names() -> set[str]:
+def names_with_a_test() -> set[str]:
     """Return the names of the classes and functions that copied.py tests with models."""
     pytest.importorskip("torch")
     copied = importlib.import_module("copied")
@@ -138,7 +138,7 @@ def tested_names() -> set[str]:
 
 
 def test_everything_that_readers_copy_is_tested_or_has_a_reason() -> None:
-    tested = tested_names()
+    tested = names_with_a_test()
     excluded = {name for names in REASONS.values() for name in names.split()}
     untested = {name for name in shown_on_pages() if name.partition(":")[2] not in tested}
     assert not untested - excluded, "test these in copied.py, or write a reason into REASONS"
@@ -148,7 +148,7 @@ def test_everything_that_readers_copy_is_tested_or_has_a_reason() -> None:
 def test_everything_that_copied_py_tests_exists() -> None:
     trees = [ast.parse((ROOT / f"snippets/{path}.py").read_text("utf-8")) for path in IMPORTED]
     nodes = (node for tree in trees for node in tree.body)
-    assert tested_names() <= {getattr(node, "name", "") for node in nodes}
+    assert names_with_a_test() <= {getattr(node, "name", "") for node in nodes}
 
 
 class Ranks(NamedTuple):

@@ -58,13 +58,13 @@ def test_both_limits_of_the_speed_apply(yours: float, passes: bool, monkeypatch)
     finished, slow = (0.1, 9.0) if yours < 2 else (0.3, 9.0)
     seconds = {"yours": yours, "finished": finished, "slow": slow}
     monkeypatch.setattr(exercise, "facts", lambda *_: {"seconds": seconds})
-    bench = SimpleNamespace(gpus=False)
+    workspace = SimpleNamespace(has_gpus=False)
     if passes:
-        (found,) = exercise.LAB[23].trial(bench)
+        (found,) = exercise.LAB[23].trial(workspace)
         assert found.startswith(f"on the CPU ≈{slow / yours:.1f} times as fast")
     else:
         with pytest.raises(Wrong):
-            list(exercise.LAB[23].trial(bench))
+            list(exercise.LAB[23].trial(workspace))
 
 
 CURVE = [[2.4, 2.2], [2.1]]
@@ -93,13 +93,13 @@ def test_a_result_on_a_gpu_gets_the_right_hint(end: str) -> None:
             changes.get("stderr", ""), 9.4, changes.get("stopped", ""),
         )  # fmt: skip
 
-    bench = SimpleNamespace(gpus=True, path=ASSESSMENT / "exercise.py", run=ran)
+    workspace = SimpleNamespace(has_gpus=True, path=ASSESSMENT / "exercise.py", run=ran)
     if hint:
         with pytest.raises(Wrong) as wrong:
-            list(exercise.LAB[23].trial(bench))
+            list(exercise.LAB[23].trial(workspace))
         assert wrong.value.hint == hint
     else:
-        found = list(exercise.LAB[23].trial(bench))
+        found = list(exercise.LAB[23].trial(workspace))
         assert found == ["on the cuda ≈90.0 times as fast as the slow program, the finished "
                          "one ≈90.0 times"]  # fmt: skip
 

@@ -507,7 +507,7 @@ sys.path.insert(0, sys.argv.pop(1))
 import check
 from graders import sandbox
 sandbox.MEMORY, sandbox.PROCESSES, sandbox.DISK = 1 << 30, 40, 32 << 20
-sandbox.PRINTED, sandbox.EVENTS, sandbox.FILES = 8 << 20, 2000, 200
+sandbox.OUTPUT, sandbox.EVENTS, sandbox.FILES = 8 << 20, 2000, 200
 check.main()
 """
 
@@ -548,7 +548,7 @@ def test_check_and_machine_survive_a_function_that(what: str, greedy: dict[str, 
 def test_limits_count_files_and_shared_memory(tmp_path: Path) -> None:
     for name in "abc":
         (tmp_path / name).touch()
-    assert sandbox._written_to(tmp_path) == 3 << 16
+    assert sandbox._folder_size(tmp_path) == 3 << 16
     assert sandbox._within("/book/labs", "/book") and sandbox._within("/book", "/book")
     assert not sandbox._within("/bookshelf", "/book")
     if sys.platform == "linux":
@@ -585,12 +585,12 @@ def test_a_delay_of_the_checker_does_not_count_as_sleep_of_the_ranks(
     monkeypatch.setattr(supervisor.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(processes, "ticks_and_sleep", lambda _: (0, True))
     clock, looks = supervisor.Clock(), 0
-    clock.look([1])
+    clock.observe([1])
     while clock.asleep <= supervisor.PATIENCE:
         now[0] += 3600.0
-        clock.look([1])
+        clock.observe([1])
         looks += 1
-    assert looks > supervisor.PATIENCE / supervisor.MAX_INTERVAL and not clock.over(60)
+    assert looks > supervisor.PATIENCE / supervisor.MAX_INTERVAL and not clock.is_over(60)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows whether a process sleeps")

@@ -776,7 +776,7 @@ def test_a_transcript_is_valid_with_and_without_a_clock(
 
 
 def test_an_invalid_clock_in_the_first_line_is_an_error() -> None:
-    with pytest.raises(BookError, match="this is no `# recorded …` line"):
+    with pytest.raises(BookError, match="this is not a valid `# recorded …` line"):
         Transcript.parse(f"{ON_A_GPU}, SM clock fast\n$ python p.py\n1\n")
 
 

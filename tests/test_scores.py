@@ -138,7 +138,7 @@ def test_the_table_names_the_people_with_a_better_score(tmp_path: Path) -> None:
     *_, first, second = table.show(["lab"], tmp_path).split("\n")[:4]
     assert first == "| 1 | messages | 12 | 3 by ann, eve |"
     assert second == "| 1 | bytes sent | 4,000 | — |"
-    with pytest.raises(table.SchemaError, match="has no other"):
+    with pytest.raises(table.SchemaError, match="has no scores of other"):
         table.show(["other"], tmp_path)
 
 
@@ -182,14 +182,18 @@ def test_check_rejects_wrong_options_before_it_grades(tmp_path: Path) -> None:
 def test_an_all_reduce_sends_as_much_as_its_two_halves() -> None:
     for n in (1, 2, 3, 8):
         whole, part = 4 * n, 4
-        apart = scores.sent("reduce_scatter_tensor", part, n)
-        apart += scores.sent("all_gather_into_tensor", whole, n)
-        assert scores.sent("all_reduce", whole, n) == pytest.approx(apart)
-        listed = scores.sent("reduce_scatter", part, n) + scores.sent("all_gather", part, n)
+        apart = scores.bytes_sent("reduce_scatter_tensor", part, n)
+        apart += scores.bytes_sent("all_gather_into_tensor", whole, n)
+        assert scores.bytes_sent("all_reduce", whole, n) == pytest.approx(apart)
+        listed = scores.bytes_sent("reduce_scatter", part, n) + scores.bytes_sent(
+            "all_gather", part, n
+        )
         assert listed == pytest.approx(apart)
-        assert scores.sent("all_to_all", part, n) == scores.sent("all_to_all_single", whole, n)
-    assert scores.sent("isend", 7, 2) == scores.sent("broadcast", 7, 4) == 7
-    assert scores.sent("irecv", 7, 2) == scores.sent("recv", 7, 2) == 0
+        assert scores.bytes_sent("all_to_all", part, n) == scores.bytes_sent(
+            "all_to_all_single", whole, n
+        )
+    assert scores.bytes_sent("isend", 7, 2) == scores.bytes_sent("broadcast", 7, 4) == 7
+    assert scores.bytes_sent("irecv", 7, 2) == scores.bytes_sent("recv", 7, 2) == 0
 
 
 def test_the_score_of_a_group_is_the_maximum_over_ranks() -> None:
@@ -201,19 +205,19 @@ def test_the_score_of_a_group_is_the_maximum_over_ranks() -> None:
     facts = {"scores": [{"launches": 5}, {"launches": 3}], "schedule": [None, None]}
     ranks = [SimpleNamespace(calls=calls) for calls in (few, many)]
     group = SimpleNamespace(ranks=ranks, facts=facts.get)
-    assert scores.of(group) == {"messages": 2, "bytes sent": 90, "launches": 5}
+    assert scores.group_scores(group) == {"messages": 2, "bytes sent": 90, "launches": 5}
     few.append(call("broadcast_object_list", 0))  # its number of bytes is unknown
-    assert scores.of(group) == {"launches": 5}
+    assert scores.group_scores(group) == {"launches": 5}
 
 
 def test_positional_and_keyword_tensors_are_counted() -> None:
     sent = []
     probe = SimpleNamespace(
-        calls={None: SimpleNamespace()}, _send=lambda message: None, inside=False
+        calls={None: SimpleNamespace()}, _send=lambda message: None, is_recording=False
     )
     probe.record = lambda name, tensor, *_: sent.append(tensor)
     lesson = importlib.import_module("graders.rank").Lesson
-    gather = lesson._watched(probe, "all_gather_single", lambda to, one, group: None)
+    gather = lesson._recorder(probe, "all_gather_single", lambda to, one, group: None)
     gather("to", "one", None)
     gather(one="one", to="to", group=None)
     assert sent == ["to", "to"]

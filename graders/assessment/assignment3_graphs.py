@@ -1,10 +1,17 @@
-"""The steps of assignment 3: launches, buffers, kernels, replays, a trace."""
+"""The steps of assignment 3: launches, buffers, kernels, replays, and a trace."""
 
 import functools
 
 import torch
 
-from graders.dsl import Lab, Watch, at_most, import_late_parts, require, require_equal
+from graders.dsl import (
+    Lab,
+    OperatorRecorder,
+    at_most,
+    import_late_parts,
+    require,
+    require_equal,
+)
 
 import_late_parts()
 LAB = Lab()
@@ -12,26 +19,31 @@ NO_RETURN = {"'NoneType'": "no_return"}
 step = functools.partial(LAB.alone, crashes=NO_RETURN)
 
 
-@step(1, "capture", "launches, their buffers, and no host in between", "Capture")
+@step(
+    1, "capture", "launches and their buffers are recorded, and no read of the host", "Capture"
+)
 def capture(submission, reference, lesson):
     a, b = torch.ones(4, 4), torch.ones(4, 4)
 
     def nodes(what: str, function) -> list[tuple]:
-        """For each node its name, which nodes made its inputs, its other inputs, its output.
+        """Capture a function, and return (name, producers, other inputs, output) of each node.
 
-        An output is the number of the first node that wrote the buffer.
+        `producers` are the indices of the nodes that first wrote an input. `other inputs` is
+        the number of inputs that no node wrote. `output` is the index of the node that first
+        wrote the output buffer.
         """
         true = function()
         with submission.Capture() as capture:
             result = function()
-        good = torch.is_tensor(result) and torch.equal(result, true)
-        require(good, f"{what} has a different result than without the capture", "not_run")
-        found, made = [], {}
+        is_right = torch.is_tensor(result) and torch.equal(result, true)
+        what = f"{what} has a different result with the capture than without it"
+        require(is_right, what, "not_run")
+        found, writers = [], {}
         for i, node in enumerate(capture.nodes):
             require(isinstance(node, reference.Node), f"self.nodes contains {node!r}", "nodes")
-            given = [made[n] for n in node.inputs if n in made]
-            others = len(node.inputs) - len(given)
-            found.append((node.name, sorted(given), others, made.setdefault(node.output, i)))
+            producers = sorted(writers[n] for n in node.inputs if n in writers)
+            others = len(node.inputs) - len(producers)
+            found.append((node.name, producers, others, writers.setdefault(node.output, i)))
         return found
 
     def names(found: list[tuple]) -> list[str]:
@@ -55,10 +67,11 @@ def capture(submission, reference, lesson):
     in_place = nodes(what, lambda: a.clone().add_(b))
     require_equal(f"recorded for {what}", names(in_place), ["clone", "add_"], "in_place")
     require(in_place[1][3] == 0, "add_ does not write the buffer that clone wrote", "in_place")
-    for what, (_, given, others, _) in (("add of a @ b + a", sums[1]), ("add_", in_place[1])):
-        read = f"{len(given)} that an earlier node wrote, and {others} other"
-        what = f"the inputs of {what} are {read}; they should be 1 and 1"
-        require((given, others) == ([0], 1), what, "inputs")
+    for name, node in (("add in a @ b + a", sums[1]), ("add_", in_place[1])):
+        _, producers, others, _ = node
+        what = f"{name} has {len(producers)} inputs that an earlier node wrote, and {others} "
+        what += "other inputs; it should have 1 and 1"
+        require((producers, others) == ([0], 1), what, "inputs")
     require_equal("the number of inputs of mm", sums[0][2], 2, "inputs")
     nodes("torch.add(a, b, alpha=2)", lambda: torch.add(a, b, alpha=2))
 
@@ -67,19 +80,21 @@ def capture(submission, reference, lesson):
         "masked_select": lambda: a.masked_select(a > 0), "equal": lambda: torch.equal(a, b),
     }  # fmt: skip
     for name, function in reads.items():
-        end = "no error"
+        error_name = "no error"
         try:
-            with Watch() as seen, submission.Capture():
+            with OperatorRecorder() as recorder, submission.Capture():
                 function()
         except Exception as error:
-            end = type(error).__name__
-        require_equal(f"during a capture, {name} raises", end, "RuntimeError", "host_read")
-        called = any(name in reference.HOST_READS for name, _ in seen.launched)
-        require(not called, f"{name} was refused only after it had been called", "host_read")
+            error_name = type(error).__name__
+        fact = f"during a capture, {name} raises"
+        require_equal(fact, error_name, "RuntimeError", "host_read")
+        has_run = any(name in reference.HOST_READS for name, _ in recorder.operators)
+        what = f"the capture raised an error for {name} only after it had run the operator"
+        require(not has_run, what, "host_read")
 
 
 def random_program(node, seed: int) -> tuple[list, dict[int, int], set[int]]:
-    """Launches that read recent buffers."""
+    """Return random nodes that read recent buffers, the sizes, and the buffers to keep."""
     draw = torch.Generator().manual_seed(seed)
 
     def number(low: int, high: int) -> int:
@@ -94,33 +109,34 @@ def random_program(node, seed: int) -> tuple[list, dict[int, int], set[int]]:
     return nodes, sizes, {23, 9}
 
 
-@step(2, "plan the memory", "nothing that lives is overwritten, and no byte is wasted", "plan")
+@step(2, "plan the memory", "no live buffer is overwritten, and no byte is wasted", "plan")
 def plan(submission, reference, lesson):
     node = reference.Node
 
     def planned(nodes, sizes, keep) -> tuple[dict, dict]:
-        """The offsets of the learner's plan, and those of the finished one."""
+        """Return the offsets of the learner's plan, and those of the reference."""
         wanted = reference.plan(nodes, sizes, keep)
-        given = list(nodes), dict(sizes), set(keep)
-        found = submission.plan(*given)
+        arguments = list(nodes), dict(sizes), set(keep)
+        found = submission.plan(*arguments)
         require(found is not None, "plan returned None", "no_return")
         require(isinstance(found, dict), f"plan returned {type(found).__name__}", "offsets")
-        require(given == (nodes, sizes, keep), "plan changed one of its arguments", "changed")
+        unchanged = arguments == (nodes, sizes, keep)
+        require(unchanged, "plan changed one of its arguments", "changed")
         return found, wanted
 
     def overlaps(found, nodes, sizes, keep) -> int:
-        """How many pairs of buffers live at the same time and share bytes."""
+        """Return how many pairs of buffers are live at the same time and share bytes."""
         last = {n: i for i, node in enumerate(nodes) for n in (*node.inputs, node.output)}
         last |= dict.fromkeys(keep, len(nodes))
         first = {node.output: i for i, node in reversed([*enumerate(nodes)])}
         pairs = 0
         for n, offset in found.items():
             for m, other in found.items():
-                together = first[m] < first[n] <= last[m]
-                pairs += together and offset < other + sizes[m] and other < offset + sizes[n]
+                both_live = first[m] < first[n] <= last[m]
+                pairs += both_live and offset < other + sizes[m] and other < offset + sizes[n]
         return pairs
 
-    pools, wanted_pools, alone, shared = [], [], 0, 0
+    pools, least_pools, total, shared = [], [], 0, 0
     for seed in range(4):
         program = _, sizes, _ = random_program(node, seed)
         found, wanted = planned(*program)
@@ -130,17 +146,17 @@ def plan(submission, reference, lesson):
         require(not fewer, f"buffers {fewer} have no offset", "missing")
         shared += overlaps(found, *program)
         pool, least = (max(o + sizes[n] for n, o in p.items()) for p in (found, wanted))
-        pools.append(pool), wanted_pools.append(least)
-        alone += sum(sizes[n] for n in wanted)
+        pools.append(pool), least_pools.append(least)
+        total += sum(sizes[n] for n in wanted)
     lesson.fact("scores", {"peak bytes": sum(pools)})
     program = [node("add_", (0, 1), 0), node("mul", (0, 1), 2)]
     offsets = sorted(planned(program, {0: 512, 1: 512, 2: 512}, {2})[0])
-    what = "add_ writes buffer 0 in place, which is an input, and mul writes 2: buffers with "
-    require_equal(f"{what}an offset", offsets, [2], "inputs_planned")
-    what = "pairs of buffers that live at the same time and share bytes"
+    what = "add_ writes buffer 0 in place, which is an input, and mul writes buffer 2: buffers "
+    require_equal(f"{what}with an offset", offsets, [2], "inputs_planned")
+    what = "pairs of buffers that are live at the same time and share bytes"
     require_equal(what, shared, 0, "overlap")
-    require(sum(pools) < alone, "no two buffers share any byte", "no_reuse")
-    for pool, least in zip(pools, wanted_pools, strict=True):
+    require(sum(pools) < total, "no two buffers share any byte", "no_reuse")
+    for pool, least in zip(pools, least_pools, strict=True):
         require_equal("bytes of the whole pool", pool, at_most(least), "first_gap")
     chain = [node("tanh", (i,), i + 1) for i in range(4)]
     found = planned(chain, dict.fromkeys(range(5), 512), {4})[0]
@@ -153,18 +169,18 @@ def plan(submission, reference, lesson):
     require_equal(f"{what}share bytes", pairs, 0, "reborn")
 
 
-@step(3, "fuse", "chains are one kernel, and what stays inside is never stored", "fuse traffic")
+@step(3, "fuse", "a chain is one kernel, and its inner results are not stored", "fuse traffic")
 def fuse(submission, reference, lesson):
     node = reference.Node
 
     def kernels(*nodes) -> list[list[str]]:
         found = submission.fuse(list(nodes))
         require(found is not None, "fuse returned None", "no_return")
-        good = isinstance(found, (list, tuple)) and all(
+        are_kernels = isinstance(found, (list, tuple)) and all(
             isinstance(kernel, (list, tuple)) and all(each in nodes for each in kernel)
             for kernel in found
         )
-        require(good, f"fuse returned {found}", "kernels")
+        require(are_kernels, f"fuse returned {found}", "kernels")
         return [[n.name for n in kernel] for kernel in found]
 
     two = kernels(node("relu", (0,), 2), node("mm", (2, 1), 3))
@@ -184,7 +200,7 @@ def fuse(submission, reference, lesson):
     fact = "kernels of mul, tanh, and an add that reads the output of mul"
     require_equal(fact, far, [["mul", "tanh", "add"]], "no_chain")
 
-    sizes = {n: 10**n for n in range(6)}  # so that each decimal digit counts one buffer
+    sizes = {n: 10**n for n in range(6)}  # each decimal digit of a sum counts one buffer
     one = [node("mul", (0, 1), 2), node("add", (2, 1), 3)]
 
     def traffic(kernels: list, keep: set[int]) -> int:
@@ -193,10 +209,11 @@ def fuse(submission, reference, lesson):
         return found
 
     moved = traffic([one], {3})
-    loads = traffic([one], {2, 3}) == 1211  # stores 100 as it should, and loads them as well
-    found = {1021: "loads_twice", 1121: "loads_twice", 11: "result_lost",
-             1111: "loads_made" if loads else "stores_dead"}  # fmt: skip
-    hint = "bytes" if moved < 11 else found.get(moved, "loads_made")
+    # this traffic stores the 100 bytes of buffer 2, which is right, but also loads them
+    loads_inner = traffic([one], {2, 3}) == 1211
+    hints = {1021: "loads_twice", 1121: "loads_twice", 11: "result_lost",
+             1111: "loads_made" if loads_inner else "stores_dead"}  # fmt: skip
+    hint = "bytes" if moved < 11 else hints.get(moved, "loads_made")
     require_equal(
         "bytes moved by a kernel that loads 1 + 10 and stores 1000", moved, 1011, hint
     )
@@ -215,30 +232,32 @@ def fuse(submission, reference, lesson):
     require_equal(fact, traffic(last, {3}), 1322, "stores_dead")
 
 
-@step(4, "replay for any size", "three graphs for all sizes, and results that stay", "Buckets",
+@step(4, "replay for any size", "three graphs for all sizes; later calls change no result",
+      "Buckets",
       crashes=NO_RETURN | {"size of tensor": "input_rows"})  # fmt: skip
 def buckets(submission, reference, lesson):
-    captured, replays, plain = [], [], []
+    captures, replays, plain_calls = [], [], []
 
     class Graph:
         def __init__(self, rows: int):
-            captured.append(rows)
+            captures.append(rows)
             self.input, self.output = torch.zeros(rows, 2), torch.zeros(rows, 2)
-            self.kept = self.input, self.output
+            # replays use these tensors even if the learner replaces `input` or `output`
+            self.captured = self.input, self.output
 
         def replay(self) -> None:
-            replays.append(len(self.kept[0]))
-            self.kept[1].copy_(self.kept[0] * 2)
+            replays.append(len(self.captured[0]))
+            self.captured[1].copy_(self.captured[0] * 2)
 
-    def slow(x: torch.Tensor) -> torch.Tensor:
-        plain.append(len(x))
+    def plain(x: torch.Tensor) -> torch.Tensor:
+        plain_calls.append(len(x))
         return x * 2
 
     def right(results: list) -> bool:
         pairs = zip(results, inputs, strict=True)
         return all(torch.equal(r[: len(x)], 2 * x) for r, x in pairs)
 
-    call = submission.Buckets(Graph, slow, (32, 8, 16))
+    call = submission.Buckets(Graph, plain, (32, 8, 16))
     rows = [5, 8, 9, 3]
     inputs = [torch.full((n, 2), float(n)) for n in rows]
     results = [call(x) for x in inputs]
@@ -246,7 +265,7 @@ def buckets(submission, reference, lesson):
     require_equal("rows of the results for x of 5, 8, 9 and 3 rows",
           [len(r) for r in results], rows,
           "rows")  # fmt: skip
-    fact, graphs = "graphs captured for 5, 8, 9 and 3 rows, each twice", sorted(captured)
+    fact, graphs = "graphs captured for 5, 8, 9 and 3 rows, each twice", sorted(captures)
     hint = "captures_each" if len(graphs) > len(set(graphs)) else "bucket"
     require_equal(fact, graphs, [8, 16], "captured_early" if graphs == [8, 16, 32] else hint)
     hint = "not_replayed" if len(replays) < 8 else "replayed_twice"
@@ -258,19 +277,21 @@ def buckets(submission, reference, lesson):
     try:
         found = call(large)
     except Exception as error:
-        plain.append(type(error).__name__)
-    require_equal("calls of plain, for 33 rows", plain, [33], "too_large")
-    good = torch.is_tensor(found) and torch.equal(found, 2 * large)
-    require(good, "the result for 33 rows is not that of plain", "too_large")
+        plain_calls.append(type(error).__name__)
+    require_equal("rows in the calls of plain, for 33 rows", plain_calls, [33], "too_large")
+    is_right = torch.is_tensor(found) and torch.equal(found, 2 * large)
+    require(is_right, "the result for 33 rows is not that of plain", "too_large")
 
 
-@step(5, "read a trace", "idle time in several streams, and whose fault it is", "idle")
+@step(
+    5, "read a trace", "the idle time of several streams, and the part due to the host", "idle"
+)
 def idle(submission, reference, lesson):
     def seconds(*kernels: tuple[float, float, float]) -> list[float]:
         found = submission.idle(list(kernels))
         require(found is not None, "idle returned None", "no_return")
-        good = isinstance(found, (tuple, list)) and len(found) == 2
-        require(good, f"idle returned {found}", "pair")
+        is_pair = isinstance(found, (tuple, list)) and len(found) == 2
+        require(is_pair, f"idle returned {found}", "pair")
         return list(map(float, found))
 
     fact = "seconds of all gaps, and of those due to the host, "
@@ -288,6 +309,7 @@ def idle(submission, reference, lesson):
     hint = "unsorted" if found[0] == 3 else "streams"  # the gap after sorting by end
     require_equal(f"{fact}in two streams", found, [1.0, 0.0], hint)
     found = seconds(*two[::-1])
-    require_equal(f"{fact}listed in another order", found, [1.0, 0.0], "unsorted")
+    require_equal(f"{fact}if the list has the reverse order", found, [1.0, 0.0], "unsorted")
     found = seconds((0.3, 1.0, 2.0), (0.2, 3.0, 4.0), (0.1, 5.0, 6.0))
-    require_equal(f"{fact}launched in another order", found, [2.0, 0.0], "unsorted")
+    fact += "if the kernels begin in the reverse order of their launches"
+    require_equal(fact, found, [2.0, 0.0], "unsorted")

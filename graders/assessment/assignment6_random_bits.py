@@ -1,4 +1,4 @@
-"""The steps of assignment 6: a generator, its numbers, dropout, rounding, int8."""
+"""The steps of assignment 6: a generator, its numbers, dropout, rounding, and int8."""
 
 import re
 from collections.abc import Callable
@@ -8,17 +8,24 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from graders.dsl import Lab, Passes, Watch, at_most, import_late_parts, require_equal
+from graders.dsl import (
+    Condition,
+    Lab,
+    OperatorRecorder,
+    at_most,
+    import_late_parts,
+    require_equal,
+)
 from graders.protocol import Wrong
 
 import_late_parts()
 LAB = Lab()
 CRASHES = {"NoneType": "none", "incorrect number of gradients": "grad_count"}
-LOW = 2**32 - 1
+LOW_BITS = 2**32 - 1
 
 
 def words_of(counters: torch.Tensor, keys: list, multiply: Callable, multipliers: tuple):
-    """Philox with these keys, one pair for each round."""
+    """Return the words of Philox for counters and for one pair of keys in each round."""
     a, b, c, d = counters.unbind(-1)
     for k0, k1 in keys:
         (hi0, lo0), (hi1, lo1) = map(multiply, multipliers, (a, c))
@@ -29,28 +36,43 @@ def words_of(counters: torch.Tensor, keys: list, multiply: Callable, multipliers
 def variants(
     reference, counters: torch.Tensor, key: tuple
 ) -> dict[str, tuple[torch.Tensor, str]]:
-    """What common mistakes compute, with the hint of each; the right words come first."""
+    """Return the words that common mistakes compute, and the hints, under their names.
+
+    The first entry, "10 rounds", contains the right words.
+    """
     w0, w1 = reference.WEYL
 
-    def of(rounds: int, step: Callable = lambda n: (n * w0, n * w1), mask: int = LOW, **how):
-        added = map(step, range(rounds))
-        keys = [(key[0] + k0 & mask, key[1] + k1 & mask) for k0, k1 in added]
-        how = {"multiply": reference.multiply, "multipliers": reference.MULTIPLIERS} | how
-        return words_of(counters, how.pop("keys", keys), **how)
+    def of(
+        rounds: int,
+        step: Callable = lambda n: (n * w0, n * w1),
+        mask: int = LOW_BITS,
+        **options,
+    ):
+        increments = map(step, range(rounds))
+        keys = [(key[0] + k0 & mask, key[1] + k1 & mask) for k0, k1 in increments]
+        options = {
+            "keys": keys, "multiply": reference.multiply, "multipliers": reference.MULTIPLIERS
+        } | options  # fmt: skip
+        return words_of(counters, **options)
 
     found = {f"{n} rounds": (of(n), "rounds") for n in (10, *range(1, 10), *range(11, 21))}
     found |= {
-        "a key that stays": (of(10, lambda n: (0, 0)), "key"),
+        "a key that does not change": (of(10, lambda n: (0, 0)), "key"),
         "a key that changes too early": (of(10, lambda n: ((n + 1) * w0, (n + 1) * w1)), "key"),
         "a key of more than 32 bits": (of(10, mask=-1), "key"),
         "exchanged constants WEYL": (of(10, lambda n: (n * w1, n * w0)), "key"),
-        "a key of which one word stays": (of(10, lambda n: (n * w0, 0)), "key"),
+        "a key of which one word does not change": (of(10, lambda n: (n * w0, 0)), "key"),
         "an exclusive or of the key and WEYL": (
             of(10, keys=[(key[0] ^ w0 * (n % 2), key[1] ^ w1 * (n % 2)) for n in range(10)]),
             "key",
         ),
         "exchanged words of the key": (
-            of(10, keys=[(key[1] + n * w1 & LOW, key[0] + n * w0 & LOW) for n in range(10)]),
+            of(
+                10,
+                keys=[
+                    (key[1] + n * w1 & LOW_BITS, key[0] + n * w0 & LOW_BITS) for n in range(10)
+                ],
+            ),
             "key",
         ),
         "exchanged multipliers": (
@@ -84,19 +106,19 @@ def philox(submission, reference, lesson):
     zeros = torch.zeros(1, 4, dtype=torch.int64)
     known = torch.equal(submission.philox(zeros, (0, 0)), reference.philox(zeros, (0, 0)))
     if not (known and torch.equal(found, reference.philox(counters, key))):
-        kinds = variants(reference, counters, key)
-        equal = (name for name, (words, _) in kinds.items() if torch.equal(found, words))
-        name = next(equal, "another function")
-        hint = kinds[name][1] if name in kinds else "words"
+        candidates = variants(reference, counters, key)
+        equal = (name for name, (words, _) in candidates.items() if torch.equal(found, words))
+        name = next(equal, "a different function")
+        hint = candidates[name][1] if name in candidates else "words"
         require_equal("the words are those of", name, "10 rounds", hint)
         require_equal("the words for zeros are right", known, True, "words")
-    for some, wanted in (
+    for argument, wanted in (
         (counters[0], found[0]),
         (counters.view(2, 4, 4), found.view(2, 4, 4)),
     ):
-        case = f"for counters of shape {list(some.shape)}"
+        case = f"for counters of shape {list(argument.shape)}"
         try:
-            words = submission.philox(some, key)
+            words = submission.philox(argument, key)
         except (IndexError, RuntimeError, ValueError) as error:
             raise Wrong(f"{case}: {error}", "dimensions") from error
         require_equal(
@@ -104,11 +126,11 @@ def philox(submission, reference, lesson):
         )
 
 
-@LAB.alone(2, "uniform numbers", "the numbers depend on seed, offset and place only", "uniform",
+@LAB.alone(2, "uniform numbers", "the numbers depend only on seed, offset and place", "uniform",
            crashes=CRASHES)  # fmt: skip
 def uniform(submission, reference, lesson):
-    def right(*where: int) -> bool:
-        return torch.equal(submission.uniform(*where), reference.uniform(*where))
+    def right(*arguments: int) -> bool:
+        return torch.equal(submission.uniform(*arguments), reference.uniform(*arguments))
 
     for first in range(5):
         for n in (1, 2, 50):
@@ -122,45 +144,42 @@ def uniform(submission, reference, lesson):
     counters = torch.zeros(1000, 4, dtype=torch.int64)
     counters[:, 0], counters[:, 2] = torch.arange(1000), 2
     low = (reference.philox(counters, (1, 0)).flatten() & 0xFFFFFF).float() / 2**24
-    kind, hint = "others", "counter"
+    kind, hint = "wrong", "counter"
     if torch.equal(long, wanted):
         kind = "right"
     elif torch.equal(long, low):
-        kind, hint = "of the low bits", "low_bits"
+        kind, hint = "made from the low bits", "low_bits"
     elif torch.allclose(long, wanted, 0, 1e-6):
-        kind, hint = "near the right ones, not equal", "range"
-    require_equal("numbers of the elements 0 to 3999", kind, "right", hint)
+        kind, hint = "almost equal to the right numbers", "range"
+    require_equal("the numbers of the elements 0 to 3999", kind, "right", hint)
     starts = [torch.equal(submission.uniform(1, 2, k, 50), long[k : k + 50]) for k in range(9)]
     wrong = [k for k, good in enumerate(starts) if not good]
-    require_equal(
-        "values of first, of 0 to 8, for which the numbers differ", wrong, [], "position"
-    )
-    far, there = 2**40, "numbers from element 2^40 + 1 on are right"
-    require_equal(there, right(1, 2, far + 1, 9), True, "counter")
-    others = not torch.equal(submission.uniform(1, 3, 0, 9), long[:9])
-    require_equal("another offset gives others", others and right(1, far, 0, 9), True, "offset")
-    require_equal(
-        "numbers for a seed of 41 bits are right", right(far + 1, 2, 0, 9), True, "seed"
-    )
+    fact = "the values of `first` from 0 to 8 for which the numbers are different"
+    require_equal(fact, wrong, [], "position")
+    large, fact = 2**40, "the numbers from element 2^40 + 1 on are right"
+    require_equal(fact, right(1, 2, large + 1, 9), True, "counter")
+    differ = not torch.equal(submission.uniform(1, 3, 0, 9), long[:9])
+    fact = "a different offset gives different numbers, which are right"
+    require_equal(fact, differ and right(1, large, 0, 9), True, "offset")
+    fact = "the numbers for a seed of 41 bits are right"
+    require_equal(fact, right(large + 1, 2, 0, 9), True, "seed")
 
 
 @LAB.alone(3, "dropout without a mask",
-           "the mask is drawn again in backward, the same on all ranks",
+           "backward draws the mask again, and all ranks draw the same mask",
            "Dropout", crashes=CRASHES)  # fmt: skip
 def dropout(submission, reference, lesson):
-    drawn = []
+    calls = []
 
-    def counted(function: Callable) -> Callable:
+    def with_counter(function: Callable) -> Callable:
         def call(*args, **kwargs):
-            drawn.append(function)
+            calls.append(function)
             return function(*args, **kwargs)
 
         return call
 
-    submission.uniform, submission.philox = (
-        counted(submission.uniform),
-        counted(submission.philox),
-    )
+    submission.uniform = with_counter(submission.uniform)
+    submission.philox = with_counter(submission.philox)
     apply, saved = submission.Dropout.apply, []
     x = torch.ones(40, 50, requires_grad=True)
     with torch.autograd.graph.saved_tensors_hooks(
@@ -170,46 +189,47 @@ def dropout(submission, reference, lesson):
     require_equal(
         "forward changed x", not torch.equal(x, torch.ones(40, 50)), False, "in_place"
     )
-    held = [v for v in tree_leaves(list(vars(y.grad_fn).values())) if torch.is_tensor(v)]
-    stored = sum(saved) + sum(t.numel() for t in held)
-    require_equal(
-        "numbers in tensors that are kept for backward", stored, at_most(16), "stored"
-    )
-    quarter = Passes("about 0.25", lambda share: abs(share - 0.25) < 0.05)
-    require_equal(
-        "share of zeros for p = 0.25", (y == 0).float().mean().item(), quarter, "share"
-    )
-    more = Passes("4/3", lambda value: abs(value - 4 / 3) < 1e-3)
-    require_equal("for p = 0.25, a 1 that is kept becomes", y.max().item(), more, "not_scaled")
+    attributes = tree_leaves(list(vars(y.grad_fn).values()))
+    stored = sum(saved) + sum(t.numel() for t in attributes if torch.is_tensor(t))
+    fact = "numbers in tensors that are stored for backward"
+    require_equal(fact, stored, at_most(16), "stored")
+    quarter = Condition("about 0.25", lambda fraction: abs(fraction - 0.25) < 0.05)
+    fact = "fraction of zeros for p = 0.25"
+    require_equal(fact, (y == 0).float().mean().item(), quarter, "share")
+    scaled = Condition("4/3", lambda value: abs(value - 4 / 3) < 1e-3)
+    fact = "for p = 0.25, a 1 that is not dropped becomes"
+    require_equal(fact, y.max().item(), scaled, "not_scaled")
     truth = reference.Dropout.apply(x, 0.25, 5, 1)
     require_equal(
         "zeros are where they should be", torch.equal(y == 0, truth == 0), True, "mask"
     )
     exact = reference.uniform(5, 1, 0, 2000)[7].item()
-    moved = (apply(x, exact, 5, 1) == 0) != (reference.Dropout.apply(x, exact, 5, 1) == 0)
+    wrong = (apply(x, exact, 5, 1) == 0) != (reference.Dropout.apply(x, exact, 5, 1) == 0)
     fact = "wrong zeros if p is exactly one of the uniform numbers"
-    again = torch.equal(apply(x, 0.25, 5, 1), truth)
-    require_equal(fact, int(moved.sum()), 0, "share" if again else "state")
+    is_repeatable = torch.equal(apply(x, 0.25, 5, 1), truth)
+    require_equal(fact, int(wrong.sum()), 0, "share" if is_repeatable else "state")
 
-    apply(x, 0.5, 6, 2)  # before the gradient
-    drawn.clear()
+    apply(x, 0.5, 6, 2)  # a second call before the gradient of the first one is computed
+    calls.clear()
     (grad,) = torch.autograd.grad(y.sum(), x)
-    again = len(drawn)
+    count = len(calls)
     if not torch.equal(grad, truth):
         (alone,) = torch.autograd.grad(apply(x, 0.25, 5, 1).sum(), x)
         fact = "the gradient is right if forward was called again before backward"
         require_equal(fact, not torch.equal(alone, truth), True, "state")
-    require_equal("a gradient of 1 that is kept becomes", grad.max().item(), more, "not_scaled")
-    alike = torch.equal(grad == 0, y == 0)
-    require_equal("the gradient's zeros are those of the output", alike, True, "other_mask")
-    some = Passes("at least 1", lambda count: count > 0)
-    require_equal("calls of uniform() in backward", again, some, "stored")
+    fact = "a gradient of 1 that is not dropped becomes"
+    require_equal(fact, grad.max().item(), scaled, "not_scaled")
+    same_mask = torch.equal(grad == 0, y == 0)
+    fact = "the gradient has zeros at the same places as the output"
+    require_equal(fact, same_mask, True, "other_mask")
+    some = Condition("at least 1", lambda count: count > 0)
+    require_equal("calls of uniform() in backward", count, some, "stored")
     part = apply(x[11:21], 0.25, 5, 1, 550)
     (grad,) = torch.autograd.grad(part.sum(), x)
-    fact, alike = "rows 11 to 20 alone have the mask that they have in the whole", y[11:21] == 0
-    require_equal(fact, torch.equal(part == 0, alike), True, "first")
-    fact = "the gradient of rows 11 to 20 alone has this mask, too"
-    require_equal(fact, torch.equal(grad[11:21] == 0, alike), True, "first")
+    fact, mask = "rows 11 to 20 alone get the same mask as in the whole tensor", y[11:21] == 0
+    require_equal(fact, torch.equal(part == 0, mask), True, "first")
+    fact = "the gradient of rows 11 to 20 alone also has this mask"
+    require_equal(fact, torch.equal(grad[11:21] == 0, mask), True, "first")
     wide = torch.ones(50, 40).t().requires_grad_()
     try:
         y = apply(wide, 0.25, 5, 1)
@@ -220,13 +240,13 @@ def dropout(submission, reference, lesson):
     require_equal("the masks for a transposed x are right", good, True, "strided")
 
 
-@LAB.alone(4, "rounding by chance", "the mean is right, and integers stay as they are",
+@LAB.alone(4, "rounding by chance", "the mean is right, and integers do not change",
            "round_by_chance", crashes=CRASHES)  # fmt: skip
 def chance(submission, reference, lesson):
-    asked, real = set(), submission.uniform
+    arguments, real = set(), submission.uniform
 
     def uniform(seed: int, offset: int, first: int, n: int) -> torch.Tensor:
-        asked.add(f"seed {seed} and offset {offset}")
+        arguments.add(f"seed {seed} and offset {offset}")
         return real(seed, offset, first, n)
 
     submission.uniform = uniform
@@ -239,25 +259,25 @@ def chance(submission, reference, lesson):
         fact = "shape and dtype for an x of shape [40, 100]"
         require_equal(fact, kind, "[40, 100], torch.float32", "like_x")
         fractions = int((found != found.round()).sum())
-        require_equal("numbers in the result that are no integers", fractions, 0, "fractions")
-        several = Passes("2 or more", lambda count: count > 1)
-        fact = f"different results for 4000 times {value}"
+        require_equal("numbers in the result that are not integers", fractions, 0, "fractions")
+        several = Condition("2 or more", lambda count: count > 1)
+        fact = f"different results for 4000 numbers {value}"
         require_equal(fact, len(found.unique()), several, "same_way")
         different = min(len(found.unique(dim=dim)) for dim in (0, 1))
-        require_equal(
-            "different rows, or columns, of the result", different, several, "same_way"
-        )
-        close = Passes(f"about {value}", lambda mean, value=value: abs(mean - value) <= 0.05)
-        require_equal(f"mean for 4000 times {value}", found.mean().item(), close, "biased")
-    given = ", ".join(asked) or "seed 3 and offset 5"  # or philox was called
-    require_equal("uniform was called for seed 3 and offset 5 with",
-          given, "seed 3 and offset 5",
-          "draws")  # fmt: skip
+        fact = "number of different rows, or of different columns, of the result"
+        require_equal(fact, different, several, "same_way")
+        close = Condition(f"about {value}", lambda mean, value=value: abs(mean - value) <= 0.05)
+        fact = f"mean of the results for 4000 numbers {value}"
+        require_equal(fact, found.mean().item(), close, "biased")
+    # a submission that calls philox itself does not call uniform
+    passed_on = ", ".join(arguments) or "seed 3 and offset 5"
+    fact = "round_by_chance, with seed 3 and offset 5, called uniform with"
+    require_equal(fact, passed_on, "seed 3 and offset 5", "draws")
     fact = "the same seed and offset give the same results"
     require_equal(fact, torch.equal(found, submission.round_by_chance(x, 3, 5)), True, "draws")
     for name, where in (("offset", (3, 1)), ("seed", (4, 5))):
         same = torch.equal(found, submission.round_by_chance(x, *where))
-        require_equal(f"another {name} gives the same results", same, False, "draws")
+        require_equal(f"a different {name} gives the same results", same, False, "draws")
     changed = int((submission.round_by_chance(whole, 3, 1) != whole).sum())
     require_equal("integers that were changed", changed, 0, "moves_integers")
     submission.uniform = lambda seed, offset, first, n: torch.zeros(n)
@@ -266,16 +286,16 @@ def chance(submission, reference, lesson):
     require_equal(fact, changed, 0, "moves_integers")
 
 
-class Floats(TorchDispatchMode):
-    """The most floating-point numbers in one new tensor."""
+class FloatRecorder(TorchDispatchMode):
+    """Records the size of the largest new tensor with floating-point numbers."""
 
-    most = 0
+    largest = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(result):
             if isinstance(tensor, torch.Tensor) and tensor.is_floating_point():
-                self.most = max(self.most, tensor.numel())
+                self.largest = max(self.largest, tensor.numel())
         return result
 
 
@@ -293,18 +313,19 @@ def int8(submission, reference, lesson):
     kind = f"codes {list(numbers.shape)} of {numbers.dtype}, scales {list(scale.shape)}"
     wanted = "codes [6, 64] of torch.int8, scales [6, 1]"
     require_equal("the result for an x of shape [6, 64]", kind, wanted, "codes")
-    several = Passes("2 or more", lambda count: count > 1)
+    several = Condition("2 or more", lambda count: count > 1)
     require_equal("different scales of six rows", len(scale.unique()), several, "one_scale")
     require_equal("scale of a row of zeros", scale[2].item(), 1.0, "zero_row")
     back = numbers.float() * scale
     require_equal("signs that changed", int((back * x < 0).sum()), 0, "wraps")
-    used = [0, 1, 3, 4, 5]  # the rows with numbers
-    largest, scales = x[used].abs().amax(1), scale[used, 0]
-    becomes = [round(each, 1) for each in (largest / scales).tolist()]
+    nonzero = [0, 1, 3, 4, 5]  # the rows that are not zero
+    largest, scales = x[nonzero].abs().amax(1), scale[nonzero, 0]
+    quotients = [round(each, 1) for each in (largest / scales).tolist()]
     fact = "the largest number of each row, divided by the row's scale"
-    require_equal(fact, becomes, [127.0] * 5, "unused")
-    distance = ((back - x).abs() / scale).max().item()
-    require_equal("largest distance from a code, in units", distance, at_most(0.501), "nearest")
+    require_equal(fact, quotients, [127.0] * 5, "unused")
+    error = ((back - x).abs() / scale).max().item()
+    fact = "largest difference between a number and its code, in units of the scale"
+    require_equal(fact, error, at_most(0.501), "nearest")
 
     linear = nn.Linear(2048, 8)
     with torch.no_grad():
@@ -312,14 +333,19 @@ def int8(submission, reference, lesson):
         linear.bias.fill_(3.0)
     submission.quantize_rows = reference.quantize_rows
     layer = submission.Int8Linear(linear)
-    with Watch() as watch, Floats() as floats:
+    with OperatorRecorder() as recorder, FloatRecorder() as floats:
         out = layer(torch.full((2, 2048), 2.0))
-    kinds = [dtype for name, dtype in watch.launched if re.search("mm|mv|dot|conv", name)]
-    integers = not any("float" in kind for kind in kinds)
-    fact = "the product is of integers"  # in fp32, the weight alone has 16,384 numbers
-    require_equal(fact, integers and floats.most <= 2 * 2048, True, "dequantized")
+    products = [
+        dtype for name, dtype in recorder.operators if re.search("mm|mv|dot|conv", name)
+    ]
+    # if the weight is converted to fp32, there is a tensor of 16,384 floating-point numbers
+    has_integers = not any("float" in dtype for dtype in products)
+    fact = "the factors of the product are integers"
+    require_equal(fact, has_integers and floats.largest <= 2 * 2048, True, "dequantized")
     fact, sums = "2048 products of 0.5 and 2, plus 3", [round(v, 1) for v in out[:, 0].tolist()]
-    require_equal(fact, sums, Passes("2051", lambda out: max(map(abs, out)) > 130), "int8_sums")
+    require_equal(
+        fact, sums, Condition("2051", lambda out: max(map(abs, out)) > 130), "int8_sums"
+    )
     require_equal(
         fact, sums, [2051.0, 2051.0], "bias" if sums == [2048.0, 2048.0] else "scales"
     )

@@ -1,4 +1,4 @@
-"""The steps of assignment 7: samples, a comparison, a bisection, a patch."""
+"""The steps of assignment 7: samples, a comparison, a bisection, and a patch."""
 
 import contextlib
 import random
@@ -9,7 +9,14 @@ from unittest import mock
 import torch
 from torch.utils._pytree import tree_leaves
 
-from graders.dsl import Lab, Passes, Watch, at_most, import_late_parts, require_equal
+from graders.dsl import (
+    Condition,
+    Lab,
+    OperatorRecorder,
+    at_most,
+    import_late_parts,
+    require_equal,
+)
 from graders.protocol import Wrong
 
 import_late_parts()
@@ -21,7 +28,7 @@ CRASHES = {"NoneType": "none"}
 
 
 def patch(change: str) -> Callable:
-    """A right patch, or one with one fault."""
+    """Return a patch with one mistake, which is a key of CHANGES, or a right patch for ""."""
 
     def clip(gradients: list[torch.Tensor], limit: float) -> torch.Tensor:
         if not gradients:
@@ -62,71 +69,79 @@ CHANGES = {
 
 
 def is_sample(each: object) -> bool:
-    """Whether something is a pair of a list of tensors and a number."""
+    """Return whether an object is a pair of a list of tensors and a number."""
     if not isinstance(each, (tuple, list)) or len(each) != 2:
         return False
-    some, limit = each
-    tensors = isinstance(some, (tuple, list)) and all(map(torch.is_tensor, some))
-    return tensors and isinstance(limit, (int, float))
+    tensors, limit = each
+    has_tensors = isinstance(tensors, (tuple, list)) and all(map(torch.is_tensor, tensors))
+    return has_tensors and isinstance(limit, (int, float))
 
 
-@LAB.alone(1, "samples", "a right patch passes them, and eight wrong ones do not", "samples",
+@LAB.alone(1, "samples", "they accept a right patch, and reject eight wrong patches", "samples",
            crashes=CRASHES)  # fmt: skip
 def samples(submission, reference, lesson):
-    def new() -> list:
+    def new_samples() -> list:
         return list(submission.samples())
 
-    kept = [new(), new()]
-    bad = [i for i, each in enumerate(kept[0]) if not is_sample(each)]
+    calls = [new_samples(), new_samples()]
+    bad = [i for i, each in enumerate(calls[0]) if not is_sample(each)]
     require_equal("indices of samples that are not (list of tensors, limit)", bad, [], "form")
-    ids = [{g.data_ptr() for some, _ in each for g in some if g.numel()} for each in kept]
-    require_equal("tensors that two calls share", len(ids[0] & ids[1]), 0, "shared")
-    pairs = zip(*([g for some, _ in each for g in some] for each in kept), strict=False)
-    other = sum(a.shape != b.shape or not torch.equal(a, b) for a, b in pairs)
-    finite = all(g.isfinite().all() for some, _ in kept[0] for g in some)
-    require_equal(
-        "tensors that are different in two calls", other if finite else 0, 0, "random"
-    )
-    for i, (some, limit) in enumerate(new()):
+    pointers = [
+        {g.data_ptr() for tensors, _ in samples for g in tensors if g.numel()}
+        for samples in calls
+    ]
+    require_equal("tensors that two calls share", len(pointers[0] & pointers[1]), 0, "shared")
+    first, second = ([g for tensors, _ in samples for g in tensors] for samples in calls)
+    pairs = zip(first, second, strict=False)
+    different = sum(a.shape != b.shape or not torch.equal(a, b) for a, b in pairs)
+    different = different if all(g.isfinite().all() for g in first) else 0
+    require_equal("tensors that are different in two calls", different, 0, "random")
+    for i, (tensors, limit) in enumerate(new_samples()):
         try:
-            reference.slow_clip(some, limit)
+            reference.slow_clip(tensors, limit)
         except RuntimeError as error:
             what = f"slow_clip fails for the sample with index {i}: {error}"
             raise Wrong(what.splitlines()[0], "slow_fails") from error
 
-    def refused(clip: Callable) -> bool:
-        """Whether a test that compares with the slow function refuses the patch."""
-        for (mine, limit), (truth, _) in zip(new(), new(), strict=True):
+    def reject(clip: Callable) -> bool:
+        """Return whether a comparison with the slow function fails for a sample."""
+        for (found, limit), (true, _) in zip(new_samples(), new_samples(), strict=True):
             try:
-                found, wanted = clip(mine, limit), reference.slow_clip(truth, limit)
-                torch.testing.assert_close(found, wanted)
-                torch.testing.assert_close(mine, truth)
+                norm, true_norm = clip(found, limit), reference.slow_clip(true, limit)
+                torch.testing.assert_close(norm, true_norm)
+                torch.testing.assert_close(found, true)
             except (AssertionError, RuntimeError):
                 return True
         return False
 
-    require_equal("the samples refuse a right patch", refused(patch("")), False, "good_refused")
+    require_equal("the samples reject a right patch", reject(patch("")), False, "good_refused")
     for change, words in CHANGES.items():
-        fact = f"the samples refuse a patch that {words}"
-        require_equal(fact, refused(patch(change)), True, change)
+        fact = f"the samples reject a patch that {words}"
+        require_equal(fact, reject(patch(change)), True, change)
 
 
 # --- 2: a comparison ----------------------------------------------------------------------
 
 
 class Machine:
-    """A clock, and functions that take a time times what the machine adds to it."""
+    """A simulated machine with a clock, on which functions have chosen durations.
+
+    `slowdown(i)` is the factor by which call i of any function lasts longer.
+    """
 
     def __init__(self, slowdown: Callable[[int], float]) -> None:
         self.now, self.calls, self.slowdown = 0.0, 0, slowdown
 
-    def function(self, seconds: Callable[[int], float], first: float) -> Callable[[], None]:
-        """A function: `seconds` are those of each of its own calls, `first` is added once."""
-        numbers = iter(range(10**6))
+    def function(self, seconds: Callable[[int], float], extra: float) -> Callable[[], None]:
+        """Return a function whose call i lasts `seconds(i)`, and call 0 lasts `extra` longer.
+
+        All these times are in seconds.
+        """
+        indices = iter(range(10**6))
 
         def call() -> None:
-            number = next(numbers)
-            self.now += seconds(number) * self.slowdown(self.calls) + first * (number == 0)
+            i = next(indices)
+            self.now += seconds(i) * self.slowdown(self.calls) + extra * (i == 0)
             self.calls += 1
 
         return call
@@ -145,10 +160,11 @@ def compare(submission, reference, lesson):
     calls = []
 
     def verdict(
-        old: Seconds, new: Seconds, slowdown=lambda call: 1.0, first=(0.0, 0.0), **rounds: int
+        old: Seconds, new: Seconds, slowdown=lambda call: 1.0, extra=(0.0, 0.0), **rounds: int
     ) -> tuple[str, float]:
+        """Return the word and the ratio that the learner's function returns."""
         machine, functions = Machine(slowdown), []
-        for seconds, more in ((old, first[0]), (new, first[1])):
+        for seconds, more in zip((old, new), extra, strict=True):
             times = seconds if callable(seconds) else lambda call, seconds=seconds: seconds
             functions.append(machine.function(times, more))
         found = submission.compare(*functions, machine.clock, **rounds)
@@ -156,14 +172,15 @@ def compare(submission, reference, lesson):
         if isinstance(found, (tuple, list)):
             kind = "two values" if len(found) == 2 else f"{len(found)} values"
         require_equal("compare returns", kind, "two values", "pair")
-        known = Passes("faster, slower or same", lambda word: word in WORDS)
+        known = Condition("faster, slower or same", lambda word: word in WORDS)
         require_equal("the word that compare returns", str(found[0]), known, "words")
         calls.append(machine.calls)
         return found[0], round(float(found[1]), 2)
 
     verdict(1.0, 1.0, rounds=5), verdict(1.0, 1.0, rounds=9)
-    require_equal("calls for 9 rounds, more than for 5", calls[1] - calls[0],
-          Passes("at least 8", lambda more: more >= 8), "rounds")  # fmt: skip
+    fact = "number of calls for 9 rounds, minus the number of calls for 5 rounds"
+    several = Condition("at least 8", lambda more: more >= 8)
+    require_equal(fact, calls[1] - calls[0], several, "rounds")
     for old, new, wanted, right in ((1.0, 2.0, "slower", 0.5), (2.0, 1.0, "faster", 2.0)):
         word, ratio = verdict(old, new)
         case = f"{old:g} s before and {new:g} s after the patch"
@@ -171,29 +188,26 @@ def compare(submission, reference, lesson):
         require_equal(
             f"verdict for {case}", word, wanted, "missed" if word == "same" else "words"
         )
-    _, ratio = verdict(1.0, 1.0, first=(100.0, 50.0), rounds=2)
-    require_equal(
-        "ratio of 1 s to 1 s, the first calls 100 and 50 s slower", ratio, 1.0, "cold"
-    )
+    _, ratio = verdict(1.0, 1.0, extra=(100.0, 50.0), rounds=2)
+    fact = "ratio for 1 s and 1 s, if the first calls last 100 s and 50 s longer"
+    require_equal(fact, ratio, 1.0, "cold")
     word, _ = verdict(1, 1, lambda call: 1.5 if call > 31 else 1.0)
     require_equal("verdict for 1 s and 1 s while the machine slows down", word, "same", "order")
     word, _ = verdict(2.0, 1.0, lambda call: 10.0 if call > 41 else 1.0)
     fact = "verdict for 2 s and 1 s while the machine becomes ten times slower"
     require_equal(fact, word, "faster", "by_round")
     _, ratio = verdict(2.0, 1.0, lambda call: 50.0 if call == 20 else 1.0)
-    require_equal(
-        "ratio for 2 s and 1 s with one call of 50 times the time", ratio, 2.0, "outlier"
-    )
+    fact = "ratio for 2 s and 1 s, if one call lasts 50 times as long"
+    require_equal(fact, ratio, 2.0, "outlier")
     uneven = [2.0] * 2 + [3.5] * 8 + [1.2] * 10 + [2.0] * 100
     _, ratio = verdict(lambda call: uneven[call], 1.0)
-    fact = "ratio for 2 s and 1 s, if old takes 3.5 s in eight calls and 1.2 s in ten"
+    fact = "ratio for 2 s and 1 s, if old needs 3.5 s in eight calls and 1.2 s in ten calls"
     require_equal(fact, ratio, 2.0, "outlier")
-    for late, wanted, hint in ((3, "faster", "agreement"), (4, "same", "noise")):
-        times = [10, 13, 16, 19][:late]
-        word, _ = verdict(1.0, lambda call, times=times: 2.0 if call in times else 0.5)
-        require_equal(
-            f"verdict if new is slower than old in {late} of 30 rounds", word, wanted, hint
-        )
+    for count, wanted, hint in ((3, "faster", "agreement"), (4, "same", "noise")):
+        slow_calls = [10, 13, 16, 19][:count]
+        word, _ = verdict(1.0, lambda call, slow=slow_calls: 2.0 if call in slow else 0.5)
+        fact = f"verdict if new is slower than old in {count} of 30 rounds"
+        require_equal(fact, word, wanted, hint)
     noise = random.Random(1)
     word, _ = verdict(1, 1, lambda call: noise.uniform(1, 1.2))
     require_equal("verdict for 1 s and 1 s with noise of 20%", word, "same", "noise")
@@ -214,69 +228,79 @@ def compare(submission, reference, lesson):
     3, "which commit", "it is found in about log2(n) builds, in spite of noise", "bisect"
 )
 def bisect(submission, reference, lesson):
-    def search(n: int, bad: int, noise: bool = False) -> tuple[object, Counter]:
-        """What is found if the commits from `bad` on are slow, and how often each is measured.
+    def search(n: int, bad: int, has_noise: bool = False) -> tuple[object, Counter]:
+        """Return the commit that bisect finds if the commits from `bad` on are slow.
 
-        With noise only one of three measurements of a commit is not too slow.
+        Also returns the number of measurements of each commit. With noise, two of three
+        measurements of a commit are too slow.
         """
-        tried: Counter[str] = Counter()
+        measurements: Counter[str] = Counter()
 
         def measure(commit: str) -> float:
-            late = noise and (tried[commit] - int(commit)) % 3 != 0
-            tried[commit] += 1
-            return (12.0 if int(commit) >= bad else 10.0) + 5.0 * late
+            is_disturbed = has_noise and (measurements[commit] - int(commit)) % 3 != 0
+            measurements[commit] += 1
+            return (12.0 if int(commit) >= bad else 10.0) + 5.0 * is_disturbed
 
         commits = [str(i) for i in range(n)]
         found = submission.bisect(commits, measure, 11.0)
         require_equal("bisect changed its list of commits", len(commits) != n, False, "commits")
-        name = Passes(f"one of the names of {n} commits", lambda found: found in commits)
-        require_equal("bisect returns", repr(found), Passes(name.words, lambda _: name(found)),
-              "not_a_commit")  # fmt: skip
-        return found, tried
+        is_name = found is not None and found in commits
+        wanted = Condition(f"one of the names of {n} commits", lambda _: is_name)
+        require_equal("bisect returns", repr(found), wanted, "not_a_commit")
+        return found, measurements
 
-    most, often = 0, 0
+    most_commits, most_repeats = 0, 0
     for n, bad in ((2, 1), (3, 1), (100, 1), (100, 99), (100, 37), (101, 64)):
-        found, tried = search(n, bad)
-        fact = f"the first slow commit of 0 to {n - 1}, if {bad} and all later ones are slow"
+        found, measurements = search(n, bad)
+        fact = f"the first slow commit of 0 to {n - 1}, if {bad} and all later commits are slow"
         require_equal(fact, found, str(bad), "wrong_commit")
-        most, often = max(most, len(tried)), max([often, *tried.values()])
-    require_equal("commits measured of 101", most, at_most(9), "too_many")
-    require_equal("measurements of one commit", often, at_most(3), "too_often")
-    found, _ = search(100, 60, noise=True)
+        most_commits = max(most_commits, len(measurements))
+        most_repeats = max([most_repeats, *measurements.values()])
+    require_equal("commits of 101 that were measured", most_commits, at_most(9), "too_many")
+    require_equal("measurements of one commit", most_repeats, at_most(3), "too_often")
+    found, _ = search(100, 60, has_noise=True)
     require_equal("the first slow commit of 0 to 99, with noise", found, "60", "noisy_bisect")
 
 
 # --- 4: the patch -------------------------------------------------------------------------
 
-HOST = {"_local_scalar_dense", "equal", "nonzero", "is_nonzero"}
-NAMES = (
+# the operators for which the host waits
+HOST_READS = {"_local_scalar_dense", "equal", "nonzero", "is_nonzero"}
+CASES = (  # the samples of the finished program, and one more case
     "a norm above the limit", "a norm below the limit", "no gradients",
-    "an empty gradient and another", "a transposed gradient and a slice",
+    "an empty and a normal gradient", "a transposed gradient and a slice",
     "fp16, fp32 and bf16 gradients", "fp16 numbers up to 400", "gradients of zero",
     "a norm of 2e-06 and a limit of 1e-06",
 )  # fmt: skip
 
 
-class Launches(Watch):
-    """What is launched, how often the host waits, and what one launch makes."""
+class LaunchRecorder(OperatorRecorder):
+    """Also records how often the host waits, and how many numbers one operator creates."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.waits = self.made = 0
+        self.waits = 0
+        self.most_created = (
+            0  # the largest number of elements in the new tensors of an operator
+        )
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.waits += func.overloadpacket.__name__ in HOST
+        self.waits += func.overloadpacket.__name__ in HOST_READS
         result = super().__torch_dispatch__(func, types, args, kwargs)
-        given = {t.data_ptr() for t in tree_leaves((args, kwargs)) if torch.is_tensor(t)}
-        made = [t for t in tree_leaves(result) if torch.is_tensor(t)]
-        self.made = max(self.made, sum(t.numel() for t in made if t.data_ptr() not in given))
+        old = {t.data_ptr() for t in tree_leaves((args, kwargs)) if torch.is_tensor(t)}
+        results = [t for t in tree_leaves(result) if torch.is_tensor(t)]
+        created = sum(t.numel() for t in results if t.data_ptr() not in old)
+        self.most_created = max(self.most_created, created)
         return result
 
     @contextlib.contextmanager
-    def with_host(self):
-        """Also count what reads a value on a GPU, and asks no operator on the CPU."""
+    def with_methods(self):
+        """Yield the recorder, which also counts the methods tolist, numpy and cpu as waits.
 
-        def counted(name: str) -> Callable:
+        The host waits for them on a GPU. On the CPU they call no operator.
+        """
+
+        def with_counter(name: str) -> Callable:
             real = getattr(torch.Tensor, name)
 
             def call(*args, **kwargs):
@@ -286,61 +310,67 @@ class Launches(Watch):
             return call
 
         names = ("tolist", "numpy", "cpu")
-        with self, mock.patch.multiple(torch.Tensor, **{n: counted(n) for n in names}):
+        with self, mock.patch.multiple(torch.Tensor, **{n: with_counter(n) for n in names}):
             yield self
 
 
-def allclose(clip: Callable, slow: Callable, mine: list, truth: list, limit: float, name: str):
-    """Raise `Wrong` unless both functions do the same to the same gradients."""
+def require_same_result(
+    clip: Callable, slow: Callable, gradients: list, copies: list, limit: float, case: str
+) -> None:
+    """Raise `Wrong` unless `clip` and `slow` have the same effect on equal gradients.
+
+    `clip` changes `gradients`, and `slow` changes their `copies`.
+    """
     try:
-        found = clip(list(mine), limit)
+        found = clip(list(gradients), limit)
     except (RuntimeError, IndexError, ValueError, TypeError) as error:
-        hint = "not_same" if mine else "no_gradients"
+        hint = "not_same" if gradients else "no_gradients"
         text = str(error).partition("\n")[0]
-        raise Wrong(f"with {name}: {type(error).__name__}: {text}", hint) from error
-    wanted = slow(truth, limit)
+        raise Wrong(f"with {case}: {type(error).__name__}: {text}", hint) from error
+    wanted = slow(copies, limit)
     kind = type(found).__name__
     if torch.is_tensor(found):
         kind = f"{list(found.shape)} in {found.dtype}"
     require_equal(
-        f"shape and dtype of the norm, with {name}", kind, "[] in torch.float32", "norm"
+        f"shape and dtype of the norm, with {case}", kind, "[] in torch.float32", "norm"
     )
-    close = torch.isclose(found, wanted, 1e-5, 0)
-    require_equal(f"the norm is right, with {name}", bool(close), True, "not_same")
-    for one, other in zip(mine, truth, strict=True):
-        least = {torch.float32: 1e-5, torch.float16: 1e-3}.get(one.dtype, 0.016)
-        close = torch.allclose(one, other, least, 0)
-        require_equal(f"the gradients are right, with {name}", close, True, "not_same")
+    is_close = torch.isclose(found, wanted, 1e-5, 0)
+    require_equal(f"the norm is right, with {case}", bool(is_close), True, "not_same")
+    for gradient, copy in zip(gradients, copies, strict=True):
+        rtol = {torch.float32: 1e-5, torch.float16: 1e-3}.get(gradient.dtype, 0.016)
+        is_close = torch.allclose(gradient, copy, rtol, 0)
+        require_equal(f"the gradients are right, with {case}", is_close, True, "not_same")
 
 
-@LAB.alone(4, "the patch", "it does the same on all samples, by a few launches", "fast_clip")
+@LAB.alone(4, "the patch", "it has the same result for all samples, with few launches",
+           "fast_clip")  # fmt: skip
 def fast_clip(submission, reference, lesson):
-    clip, mine = submission.fast_clip, torch.full((4,), 3.0)
-    clip([mine], 1.0)
-    changed = Passes("0.5", lambda value: value != 3.0)
-    require_equal("the numbers of a gradient of 3 become", round(mine[0].item(), 3), changed,
-          "not_in_place")  # fmt: skip
-    cases = [[*reference.samples(), ([torch.full((4,), 1e-6)], 1e-6)] for _ in range(2)]
-    for (mine, limit), (truth, _), name in zip(*cases, NAMES, strict=True):
-        allclose(clip, reference.slow_clip, mine, truth, limit, name)
+    clip, gradient = submission.fast_clip, torch.full((4,), 3.0)
+    clip([gradient], 1.0)
+    changed = Condition("0.5", lambda value: value != 3.0)
+    fact = "the numbers of a gradient of 3 become"
+    require_equal(fact, round(gradient[0].item(), 3), changed, "not_in_place")
+    samples = [[*reference.samples(), ([torch.full((4,), 1e-6)], 1e-6)] for _ in range(2)]
+    for (gradients, limit), (copies, _), case in zip(*samples, CASES, strict=True):
+        require_same_result(clip, reference.slow_clip, gradients, copies, limit, case)
 
-    def launches(*some: torch.Tensor) -> Launches:
-        with Launches().with_host() as watch:
-            clip(list(some), 1.0)
-        return watch
+    def launches(*gradients: torch.Tensor) -> LaunchRecorder:
+        with LaunchRecorder().with_methods() as recorder:
+            clip(list(gradients), 1.0)
+        return recorder
 
     singles = [torch.ones(100) for _ in range(150)]
     halves = [torch.ones(100).half() for _ in range(75)]
-    watch, mixed = launches(*singles), launches(*singles[:75], *halves)
-    require_equal("times the host waits", watch.waits + mixed.waits, 0, "host")
-    made = max(watch.made, mixed.made)
-    require_equal("numbers in the new tensors of one launch", made, at_most(1000), "copies")
-    count = len(watch.launched)
+    recorder, mixed = launches(*singles), launches(*singles[:75], *halves)
+    require_equal("times the host waits", recorder.waits + mixed.waits, 0, "host")
+    created = max(recorder.most_created, mixed.most_created)
+    require_equal("numbers in the new tensors of one launch", created, at_most(1000), "copies")
+    count = len(recorder.operators)
     lesson.fact("scores", {"launches": count})
-    fewer = len(launches(*singles[:30]).launched) if count > 12 else count
+    fewer = len(launches(*singles[:30]).operators) if count > 12 else count
     hint = "launches" if fewer < count else "many_launches"
     require_equal("launches for 150 gradients", count, at_most(12), hint)
-    count = len(mixed.launched)
+    count = len(mixed.operators)
     require_equal(
         "launches for 75 gradients in fp32 and 75 in fp16", count, at_most(24), "launches"
     )

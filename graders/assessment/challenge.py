@@ -1,10 +1,18 @@
-"""The challenge: the same numbers first, then one step for each medal."""
+"""The steps of the challenge: first the same numbers, and then one step for each medal."""
 
 from typing import Any
 
 import torch
 
-from graders.dsl import Lab, Passes, Watch, at_most, import_late_parts, require, require_equal
+from graders.dsl import (
+    Condition,
+    Lab,
+    OperatorRecorder,
+    at_most,
+    import_late_parts,
+    require,
+    require_equal,
+)
 
 import_late_parts()
 LAB = Lab()
@@ -24,39 +32,40 @@ def right(submission, reference, lesson):
         codes *= torch.linspace(0.2, 2, k)[:, None]
         codes[7], codes[-1] = 100.0, -100.0  # no row is near these
         truth, before = reference.slow_step(x, codes), (x.clone(), codes.clone())
-        with Watch() as watch:
+        with OperatorRecorder() as recorder:
             found = submission.fast_step(x, codes)
         if n == 257:
-            lesson.fact("scores", {"launches": len(watch.launched)})
-        mine, wanted = kinds(found), kinds(truth)
-        what = f"fast_step returns {', '.join(mine)}; slow_step returns {', '.join(wanted)}"
-        require(mine[:2] == wanted[:2] and len(mine) == 3, what, "returned")
+            lesson.fact("scores", {"launches": len(recorder.operators)})
+        kinds, true_kinds = kinds_of(found), kinds_of(truth)
+        what = f"fast_step returns {', '.join(kinds)}; slow_step returns "
+        what += ", ".join(true_kinds)
+        require(kinds[:2] == true_kinds[:2] and len(kinds) == 3, what, "returned")
         nearest, new, error = found
-        kept = torch.equal(x, before[0]) and torch.equal(codes, before[1])
-        require_equal("x and codes are as before", kept, True, "changed")
-        others = int((nearest != truth[0]).sum())
-        require_equal(
-            f"of {n} rows, the number of those with another code", others, 0, "nearest"
-        )
+        unchanged = torch.equal(x, before[0]) and torch.equal(codes, before[1])
+        require_equal("x and codes are as before", unchanged, True, "changed")
+        wrong = int((nearest != truth[0]).sum())
+        fact = f"the number of rows, of {n}, that are assigned to a wrong code"
+        require_equal(fact, wrong, 0, "nearest")
         for code in (7, k - 1):
             fact = f"the first number of code {code}, which has no rows"
             require_equal(fact, new[code, 0].item(), codes[code, 0].item(), "empty")
-        apart = (new - truth[1]).abs().max().item()
-        require_equal("largest difference of a new code", apart, at_most(1e-4), "means")
+        difference = (new - truth[1]).abs().max().item()
+        require_equal("largest difference of a new code", difference, at_most(1e-4), "means")
         relative = abs(float(error) / float(truth[2]) - 1)
         require_equal(
             "relative error of the mean squared distance", relative, at_most(1e-4), "error"
         )
-        require_equal("the most numbers in one tensor", watch.largest, at_most(n * k), "memory")
+        fact = "the number of elements of the largest new tensor"
+        require_equal(fact, recorder.largest, at_most(n * k), "memory")
         codes *= 0.5
         _, new, _ = submission.fast_step(x, codes)
-        apart = (new - reference.slow_step(x, codes)[1]).abs().max().item()
+        difference = (new - reference.slow_step(x, codes)[1]).abs().max().item()
         fact = "largest difference of a new code, after the codes were halved in place"
-        require_equal(fact, apart, at_most(1e-4), "kept")
+        require_equal(fact, difference, at_most(1e-4), "kept")
 
 
-def kinds(results: Any) -> list[str]:
-    """The shape and the dtype of each result, in words."""
+def kinds_of(results: Any) -> list[str]:
+    """Return the shape and the dtype of each result, in words."""
     if not isinstance(results, (tuple, list)):
         return ["None" if results is None else f"a {type(results).__name__}"]
     return [
@@ -72,10 +81,6 @@ for number, (name, bound) in enumerate(LAB.finished.MEDALS.items(), 2):
 
     @LAB.alone(number, title, "measured in turns, by processor time", "fast_step", needs=(1,))
     def medal(submission, reference, lesson, name=name, bound=bound):
-        wanted = Passes(f"{bound:g} or more", lambda ratio: ratio >= bound)
-        require_equal(
-            "times as fast",
-            reference.ratio(reference.slow_step, submission.fast_step),
-            wanted,
-            name,
-        )
+        speedup = reference.ratio(reference.slow_step, submission.fast_step)
+        enough = Condition(f"{bound:g} or more", lambda ratio: ratio >= bound)
+        require_equal("times as fast", speedup, enough, name)

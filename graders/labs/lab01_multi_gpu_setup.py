@@ -30,7 +30,7 @@ from graders.dsl import (
     allclose,
     isclose,
     judge_devices,
-    named,
+    matching_hint,
     require,
     second_machine,
 )
@@ -449,7 +449,9 @@ def median(submission, reference, lesson):
             require(not any(watch.was_busy[1::2]), what, "not_settled")
             started = f"{where} the clock started while earlier work was still running"
             require(not any(watch.was_busy[0::2]), started, "settled_late")
-        require(isclose(answer, true, 1e-3), what, named(answer, known, 1e-3, "time_other"))
+        require(
+            isclose(answer, true, 1e-3), what, matching_hint(answer, known, 1e-3, "time_other")
+        )
         yield f"the median is right {where}"
 
 
@@ -481,7 +483,7 @@ def bandwidth(submission, reference, lesson):
         yield f"the algorithm bandwidth {case}"
         what = f"{case} the bus bandwidth is {bus:.4g}, and not {true * factor:.4g}"
         known = {"half_ring": factor / 2, "no_factor": 1.0, "factor_n": 2.0 * (n - 1)}
-        hint = named(bus / true, known, other="bus_other") if n > 1 else "one_rank"
+        hint = matching_hint(bus / true, known, other="bus_other") if n > 1 else "one_rank"
         require(isclose(bus, true * factor), what, hint)
 
 

@@ -31,15 +31,15 @@ from graders.dsl import (
     Lesson,
     Wrong,
     allclose,
-    before,
-    described,
+    call_before,
+    describe_error,
     judge_devices,
+    matching_name,
     require,
     second_machine,
-    verdict,
 )
 from graders.protocol import Call
-from graders.rank import Pending
+from graders.rank import DelayedWork
 
 LAB = Lab()
 STEPS_TRAINED, SHARD, MICRO_BATCHES = 3, 10, 5
@@ -136,7 +136,7 @@ class SingleProcess:
             candidates |= {"zero": torch.zeros_like(whole)}
             if step > 0:
                 candidates |= {"added": whole + self.whole[step - 1][name]}
-            verdicts[name] = verdict(gradient, **candidates)
+            verdicts[name] = matching_name(gradient, **candidates)
             if verdicts[name] == "own divided":
                 verdicts[name] = "own"
             if verdicts[name] == "other":
@@ -168,11 +168,11 @@ class Training:
         self.sums_only = True  # every all-reduce adds, or takes the mean
         self.waited_in = None  # the last phase in which the code waited for a collective
         self.waited_early = False  # it started another collective after this wait
-        before(dist, "all_reduce", self._note_operation)
+        call_before(dist, "all_reduce", self._note_operation)
         self.frozen: set[str] = set()  # frozen parameters that got a gradient
         self.waits_again = False  # the code waited for a collective of an earlier step
-        before(Pending, "wait", lambda work, *_: self._note_wait(work))
-        before(torch._C.Future, "wait", lambda future: future.done() or self._note_wait())
+        call_before(DelayedWork, "wait", lambda work, *_: self._note_wait(work))
+        call_before(torch._C.Future, "wait", lambda future: future.done() or self._note_wait())
         state, start = model.state_dict(), self.truth.states[0]
         self.starts_equal = all(torch.equal(state[name], start[name]) for name in start)
         self.gradients = []
@@ -190,7 +190,7 @@ class Training:
             named = model.named_parameters()
             graded = {name for name, parameter in named if parameter.grad is not None}
             self.frozen |= graded - set(self.truth.whole[step])
-        lesson.meet()
+        lesson.wait_for_ranks()
 
     def _note_operation(
         self, tensor: Any = None, op: Any = dist.ReduceOp.SUM, *_: Any, **__: Any
@@ -199,7 +199,7 @@ class Training:
         phase = self.lesson.current_phase
         self.waited_early = self.waited_early or phase == self.waited_in
 
-    def _note_wait(self, work: Pending | None = None) -> None:
+    def _note_wait(self, work: DelayedWork | None = None) -> None:
         step = f"step {self.truth.step}"
         in_step = work is not None and self.lesson.current_phase.startswith(step)
         again = in_step and not work.call.phase.startswith(step)
@@ -240,7 +240,7 @@ class Training:
         """Raise the `Wrong` that fits this error of the learner's code, or the error itself."""
         if isinstance(error, (NotImplementedError, Wrong)):
             raise error
-        (what, code), text = described(error, self.lesson.module), f"{error}"
+        (what, code), text = describe_error(error, self.lesson.module), f"{error}"
         if self.why:
             self.why(len(self.gradients))
         if "NoneType" in text:
@@ -371,7 +371,7 @@ def init_distributed(submission, reference, lesson):
         require(used == given, what, "own_address")
 
     given = address()
-    before(dist, "init_process_group", check_address)
+    call_before(dist, "init_process_group", check_address)
     n, device = lesson.world, submission.init_distributed()
     what = "init_distributed() did not initialise a process group"
     require(dist.is_initialized(), what, "not_joined")
@@ -573,7 +573,7 @@ def broadcast(submission, reference, lesson):
     trained = {name: tensor.requires_grad for name, tensor in tensors.items()}
     with lesson.phase("broadcast"):
         submission.broadcast_state(model)
-    lesson.meet()
+    lesson.wait_for_ranks()
     state, first = model.state_dict(), Model(seed=0).state_dict()
     late = [c for c in lesson.calls if c.name == "broadcast" and not c.returned]
     what = f"nothing waits for {len(late)} of {len(lesson.calls)} collectives"
@@ -687,7 +687,7 @@ def hooks(submission, reference, lesson):
         except (AttributeError, TypeError) as error:
             text = f"{error}"
             hint = "hook_on_gradient" if "attribute 'register" in text else "hook_called"
-            require("NoneType" not in text, described(error, submission)[0], hint)
+            require("NoneType" not in text, describe_error(error, submission)[0], hint)
             raise
 
     def why(step: int) -> None:
@@ -744,7 +744,7 @@ def buckets(submission, reference, lesson):
             made = submission.make_buckets(given, limit)
         except (IndexError, ValueError) as error:
             empty = re.search("list index out of range|non-empty list", f"{error}")
-            require(not empty, described(error, submission)[0], "list_empty")
+            require(not empty, describe_error(error, submission)[0], "list_empty")
             raise
         is_unchanged = len(given) == len(names) and all(map(operator.is_, given, names))
         require(is_unchanged, "make_buckets() changes the list of parameters", "list_changed")

@@ -24,7 +24,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves
 
-from graders.dsl import Lab, Lesson, allclose, require, show, verdict
+from graders.dsl import Lab, Lesson, allclose, matching_name, require, show
 
 LAB = Lab()
 DTYPE, TIGHT = torch.float64, (1e-6, 1e-10)
@@ -42,7 +42,7 @@ def expect(lesson: Lesson, good: Any, what: str, hint: str = "other") -> None:
 
     All ranks wait for each other first, so that each rank with a wrong result can report it.
     """
-    lesson.meet()
+    lesson.wait_for_ranks()
     require(good, f"on rank {lesson.rank}, {what}", hint)
 
 
@@ -246,7 +246,7 @@ def expect_part(
     known |= {f"the mean of part {r}": part for r, part in others}
     known |= {f"the sum of part {r}": n * part for r, part in others}
     known |= {f"part {r} of this rank's own gradient": own[r] for r, _ in others}
-    found = verdict(gradient, *TIGHT, **known)
+    found = matching_name(gradient, *TIGHT, **known)
     hints = dict(zip(known, ("", "mean", "mean", "not_reduced", "not_reduced"), strict=False))
     hints |= {"none": "not_reduced", "other": other}
     names = {"none": "None", "other": "not the mean over the ranks"}
@@ -528,7 +528,7 @@ def clip(submission, reference, lesson):
         if found is not None:
             found = torch.as_tensor(found, dtype=DTYPE).detach().reshape(())
         scaled = torch.tensor(limit, dtype=DTYPE)
-        found = verdict(found, *TIGHT, right=norm, **hints, norm_returned=scaled)
+        found = matching_name(found, *TIGHT, right=norm, **hints, norm_returned=scaled)
         what = f"clip_gradients returns {names.get(found, 'a wrong norm')}"
         named = {"none": "norm_returned", "other": "norm_tensors"}.get(found, found)
         expect(lesson, found == "right", what, named)
@@ -566,7 +566,7 @@ def clip(submission, reference, lesson):
             torch.cat([grad.flatten() for grad in gradients(small_model(reference), part)])
             for part in (x, last)
         )
-        found = verdict(
+        found = matching_name(
             whole, *TIGHT, right=true, loss_share=m * true, fsdp_averages=true / n,
             gradient_lost=late / m,
         )  # fmt: skip
@@ -616,7 +616,7 @@ def checkpoint(submission, reference, lesson):
     with mock.patch.object(torch.distributed.checkpoint, "save", record):
         submission.save(model, adam, 41, folder)
     lesson.fact("saved", True)
-    lesson.meet()
+    lesson.wait_for_ranks()
     files = len(list(folder.glob("*.distcp")))
     what = f"save() on {lesson.world} ranks wrote {files} files of shards"
     require(files == lesson.world, what, "one_writer")
@@ -651,7 +651,7 @@ def checkpoint(submission, reference, lesson):
         submission.save(new_model, new_adam, 42, Path("again"), mesh.get_group())
 
 
-@checkpoint.stuck
+@checkpoint.explain_hang
 def _(group):
     """Raise `Wrong` if only some ranks saved, or if some ranks wait for the others."""
     saved = group.facts("saved")

@@ -21,10 +21,10 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from graders.dsl import Lab, Watch, Wrong, allclose, isclose, named, require
+from graders.dsl import Lab, OperatorRecorder, Wrong, allclose, isclose, matching_hint, require
 from graders.rank import Lesson
 
-LAB = Lab(ranks_named=True)
+LAB = Lab(names_rank=True)
 
 
 def require_result(found: Any, call: str) -> None:
@@ -92,7 +92,7 @@ def formats(submission, reference, lesson):
         for key, hints in checks.items():
             if found[key] != true[key]:
                 wrong = f"{what}: {key} is {found[key]:g}, not {true[key]:g}"
-                raise Wrong(wrong, named(found[key], hints))
+                raise Wrong(wrong, matching_hint(found[key], hints))
     yield "the limits of five formats are right"
     for x in (1.0, 3.0, -3.0, 0.4, 1000.0, 3 * 2.0**-18):
         found, true = submission.spacing(x, 5, 10), reference.spacing(x, 5, 10)
@@ -105,7 +105,7 @@ def formats(submission, reference, lesson):
                 "spacing_relative": [x * 2.0**-10, abs(x) * 2.0**-10],
             }
             what = f"the spacing of fp16 at {x:g} is {found!r}, not {true:g}"
-            raise Wrong(what, named(found, known))
+            raise Wrong(what, matching_hint(found, known))
     for x, e, m in ((2.0**-20, 8, 7), (2.0**-8, 4, 3)):
         found, true = submission.spacing(x, e, m), reference.spacing(x, e, m)
         what = f"spacing({x:g}, {e}, {m}) is {found!r}, not {true:g}"
@@ -240,7 +240,7 @@ def scale(submission, reference, lesson):
         if not isclose(found, true):
             hints = known | {"share_percent": [100 * true, 60 * true, 60 * (1 - true)]}
             what = f"with the scale {scale:g} the lost fraction is {found!r}, not {true:.4f}"
-            raise Wrong(what, named(found, hints))
+            raise Wrong(what, matching_hint(found, hints))
         require(
             allclose(given, g, 0, 0), "share_lost has changed the gradients", "argument_changed"
         )
@@ -254,7 +254,7 @@ def scale(submission, reference, lesson):
         small = "scale_small" if lesson.world == 1 else "scale_sum"
         known = {"scale_sign": 2.0**23, "scale_up": 2 * true, small: true / 2}
         known |= {} if last else {"scale_own": 2.0**25}
-        hint = named(found, known)
+        hint = matching_hint(found, known)
         if isinstance(found, (int, float)) and found > 0 and math.log2(found) % 1:
             hint = "scale_power"
         raise Wrong(f"the scale is {power_of(found)}, not 2^21", hint)
@@ -478,7 +478,7 @@ def scaler(submission, reference, lesson):
                 known = {"clip_before": [2 * true / 64], "clip_always": scaler.norm}
             what = f"with a limit of {limit:.4f}, the gradients have the norm {scaler.norm:.4f}"
             what = f"{what} in the step, not {norm:.4f}"
-            raise Wrong(what, named(scaler.norm, known, 1e-3, "clip_limit"))
+            raise Wrong(what, matching_hint(scaler.norm, known, 1e-3, "clip_limit"))
 
 
 def judge_events(events: list[str], scaler: SpyScaler) -> None:
@@ -728,10 +728,10 @@ def master(submission, reference, lesson):
 
 def types_sent(call: Callable[[], Any]) -> set[str]:
     """Return the dtypes of all tensors that are sent by collectives during a call."""
-    with Watch() as watch:
+    with OperatorRecorder() as watch:
         call()
     parts = ("reduce", "gather", "alltoall", "all_to_all", "broadcast_", "send")
-    return {dtype for name, dtype in watch.launched if any(part in name for part in parts)}
+    return {dtype for name, dtype in watch.operators if any(part in name for part in parts)}
 
 
 def with_gradients(*gradients: float | None) -> list[nn.Parameter]:
@@ -782,7 +782,7 @@ def judge_average(submission: ModuleType, lesson: Lesson) -> None:
                 known["average_divisor"] = [mean * n, mean / n, (2 * n + 1) / n]
                 has_reduce = any(call.name == "reduce" for call in lesson.calls)
                 other = "not_reduced" if has_reduce else "other"
-                raise Wrong(what, named(found, known, 0.02, other))
+                raise Wrong(what, matching_hint(found, known, 0.02, other))
             if parameter.grad.dtype != parameter.dtype:
                 what = f"sent as {wire}, a gradient in {parameter.dtype} is"
                 raise Wrong(f"{what} now in {parameter.grad.dtype}", "own_type")
@@ -825,7 +825,9 @@ def judge_error(submission: ModuleType, lesson: Lesson) -> None:
             against = [own.double(), own.double() / n, true * n]
             mistaken = [((mean.double() - a).norm() / a.norm()).item() for a in against]
             known = {"error_own": [*mistaken, 0.0], "error_ratio": absolute}
-            hint = named(found, known if what != "exact in fp32" else {}, 1e-3, "error_ratio")
+            hint = matching_hint(
+                found, known if what != "exact in fp32" else {}, 1e-3, "error_ratio"
+            )
             hint = "error_fp32" if what == "exact in fp32" else hint
             what = f"the error of a mean that is {what} is {found!r}"
             raise Wrong(f"{what}, not {error:.3g}", hint)
@@ -845,7 +847,7 @@ def judge_bytes_sent(submission: ModuleType, n: int) -> None:
             with_world = 2400 * (n - 1) / n * wire.itemsize
             known = {"sent_twice": true / 2, "sent_world": with_world, "sent_size": 8 * true}
             are_equal = found[0] == found[1]
-            hint = "sent_size" if are_equal else named(each, known, other="sent_parts")
+            hint = "sent_size" if are_equal else matching_hint(each, known, other="sent_parts")
             raise Wrong(what, hint)
 
 
@@ -1017,7 +1019,7 @@ def judge_bytes_held(submission: ModuleType) -> None:
         assert held == first + 9 * size * unit
         hints = dict.fromkeys(("parameters", "gradients", "moments"), "held_fp32")
         hints["casts"] = "held_casts"
-        hints["activations"] = named(found["activations"], known, other="held_products")
+        hints["activations"] = matching_hint(found["activations"], known, other="held_products")
         for kind, hint in hints.items():
             if found[kind] != true[kind]:
                 what = f"in {low or 'fp32'} with 6 rows, bytes_held returns"

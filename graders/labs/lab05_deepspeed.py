@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from graders.dsl import Lab, Wrong, allclose, isclose, named, require, show
+from graders.dsl import Lab, Wrong, allclose, isclose, matching_hint, require, show
 
 os.environ["DS_ACCELERATOR"] = "cpu"
 logging.disable(logging.WARNING)  # DeepSpeed logs to stdout, with the date
@@ -123,7 +123,7 @@ def judge_loss(rank: int, found: float | str, parts: list[list[torch.Tensor]]) -
     }  # fmt: skip
     what = f"rank {rank} returns {show(found)}, but the mean loss is {true:.4f}"
     require(not isinstance(found, str), what, "loss_kind")
-    require(isclose(found, true, 1e-5), what, named(found, known, 1e-5, "loss_other"))
+    require(isclose(found, true, 1e-5), what, matching_hint(found, known, 1e-5, "loss_other"))
 
 
 def rows_in(x: torch.Tensor, batch: torch.Tensor) -> list[int]:
@@ -334,7 +334,7 @@ def loop(submission, reference, lesson):
         lesson.fact(name, getattr(spy, name))
 
 
-@loop.stuck
+@loop.explain_hang
 def _(group):
     for events in group.facts("events"):
         require(
@@ -407,7 +407,7 @@ def bytes_in_fp32(submission, reference, lesson):
         }
         for kind, size, what in wrong_kinds(found, true, f"stage {stage} on {n} ranks"):
             require(kind != "master" or stage, what, "master_stage0")
-            raise Wrong(what, named(size, known[kind]))
+            raise Wrong(what, matching_hint(size, known[kind]))
 
 
 # --- step 4 -------------------------------------------------------------------------------
@@ -468,7 +468,7 @@ def traffic(submission, reference, lesson):
             known = {"all_reduce_twice": true / 2}
         what = f"in a{'n' * kind.startswith('all')} {kind} of 960 bytes among {n} ranks"
         what = f"{what}, each rank sends {true:.0f} bytes, but bytes_sent returns {found}"
-        require(isclose(found, true, 1e-5), what, named(found, known, 1e-5, "fraction"))
+        require(isclose(found, true, 1e-5), what, matching_hint(found, known, 1e-5, "fraction"))
     yield "the bytes of every collective are right"
     answers = []
     for stage in range(4):

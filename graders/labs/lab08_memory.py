@@ -18,7 +18,17 @@ import torch
 import torch._dynamo  # optimizers import it; import it here once for all processes
 from torch import nn
 
-from graders.dsl import Lab, Wrong, allclose, described, isclose, named, require, show, verdict
+from graders.dsl import (
+    Lab,
+    Wrong,
+    allclose,
+    describe_error,
+    isclose,
+    matching_hint,
+    matching_name,
+    require,
+    show,
+)
 
 LAB = Lab()
 RETURNED = {  # errors that occur if a function of the learner returns None
@@ -80,7 +90,7 @@ def parts(submission, reference, lesson):
             hint: [true.activations + n for n in (by if isinstance(by, list) else [by])]
             for hint, by in wrong_by.items()
         }
-        require(isclose(saved, true.activations), what, named(saved, mistakes))
+        require(isclose(saved, true.activations), what, matching_hint(saved, mistakes))
     yield "predict"
 
     inputs, targets = (each.double() for each in rows_of(40, width=16))
@@ -141,7 +151,7 @@ def leak(submission, reference, lesson):
         "few_calls": [9, 6, 10, 15, 2.5, 1.5],
     }
     other = "other" if memory.calls == 5 else "few_calls"
-    hint = named(found, mistakes, other=other)
+    hint = matching_hint(found, mistakes, other=other)
     hint = "rounded_down" if found == 15 and memory.calls == 5 else hint
     require(found == 15.25, f"{what} it should return 15.25", hint)
     yield "growth"
@@ -242,7 +252,7 @@ def evaluation(submission, reference, lesson):
     targets = [y for _, y in batches]
     means = map(reference.mean_square, true.split(60), targets)
     loss, means = float(loss), [each.item() for each in means]
-    hint = named(loss, {
+    hint = matching_hint(loss, {
         "mean_of_means": sum(means) / 4, "loss_sum": [187 * true_loss, 4 * true_loss],
         "last_batch": [means[-1], 7 * means[-1], 7 * means[-1] / 187],
     }, 1e-4)  # fmt: skip
@@ -311,7 +321,7 @@ def peak(submission, reference, lesson):
             try:
                 submission.update(p, gradient := g.clone(), m, v, t)
             except ZeroDivisionError as error:
-                what = f"t = {t}: {described(error, submission)[0]}"
+                what = f"t = {t}: {describe_error(error, submission)[0]}"
                 raise Wrong(what, "bias_correction") from error
         peak = memory.peak / g.nbytes - 1  # g's copy was made inside
         unchanged = [
@@ -325,7 +335,7 @@ def peak(submission, reference, lesson):
         )
         hint = "moments_corrected" if corrected else "moments"
         require(allclose([m, v], moments), f"t = {t}: m or v is not right", hint)
-        found = verdict(
+        found = matching_name(
             p,
             right=true,
             bias_correction=adam_once(*before, corrected=False)[0],
@@ -375,7 +385,7 @@ def peak(submission, reference, lesson):
             has_hook = any(p._post_accumulate_grad_hooks for p in model.parameters())
             require(
                 not has_hook or "None" not in f"{error}",
-                described(error, submission)[0],
+                describe_error(error, submission)[0],
                 "gradient_none",
             )
             raise
@@ -480,7 +490,7 @@ def check_pieces(
     most = max((n for n, _ in seen), default=0)
     what = f"{most} rows were processed together, and {rows} are allowed"
     require(most <= rows, what, "rows_at_once")
-    found = verdict(
+    found = matching_name(
         found_gradients,
         right=gradients(whole, by=n),
         share=gradients(whole, by=1),
@@ -673,7 +683,7 @@ def choice(submission, reference, lesson):
         }  # fmt: skip
         what = f"with {set(chosen) or 'no unit'} checkpointed, the peak is {found}, not {true}"
         require(found is not None, "predicted_peak returns None", "returned")
-        require(found == true, what, named(found, mistakes))
+        require(found == true, what, matching_hint(found, mistakes))
     found, true = (
         submission.predicted_peak(early, iter((1, 2))),
         reference.predicted_peak(early, (1, 2)),
@@ -813,7 +823,7 @@ def allocator(submission, reference, lesson):
             f"{b['size']:,} bytes, {b['requested_size']:,} requested, {b['state']}"
             for b in blocks
         )
-        hint = named(requested, {
+        hint = matching_hint(requested, {
             "stale_request": total("requested_size", *active, "inactive"),
             "pending": total("requested_size", active[0]),
             "rounded": total("size", *active),
@@ -822,7 +832,7 @@ def allocator(submission, reference, lesson):
             f"{{}}: account returns {{:,}} bytes, not {{:,}}, for these blocks: {what}".format
         )
         require(requested == true.requested, what("requested", requested, true.requested), hint)
-        hint = named(allocated, {
+        hint = matching_hint(allocated, {
             "pending": total("size", *active), "rounded": total("requested_size", active[0])
         })  # fmt: skip
         require(allocated == true.allocated, what("allocated", allocated, true.allocated), hint)
@@ -834,7 +844,7 @@ def allocator(submission, reference, lesson):
             sum(b["size"] for b in segment["blocks"] if b["state"] == "inactive")
             for segment in segments
         ]
-        hint = named(largest, {
+        hint = matching_hint(largest, {
             "largest_sum": [sum(in_segments), max(in_segments)],
             "pending": max(free, default=0),
             "largest_asked": max(
@@ -854,7 +864,7 @@ def allocator(submission, reference, lesson):
     true = reference.at_peak(HISTORY)
     ever = sum(entry["size"] for entry in HISTORY if entry["action"] == "alloc")
     what = f"at the peak {size} bytes are in use, not {true.size}"
-    hint = named(size, {"free_requested": 900, "held_ever": ever, "unknown_free": 0})
+    hint = matching_hint(size, {"free_requested": 900, "held_ever": ever, "unknown_free": 0})
     require(size == true.size, what, hint)
     owners, sizes = [tuple(each) for each in owners], dict(owners)
     what = f"at the peak, the makers and their bytes are {owners}, not {true.owners}"

@@ -20,7 +20,7 @@ from torch.distributed import _functional_collectives as functional
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._pytree import tree_leaves
 
-from graders.dsl import Lab, Wrong, isclose, named, require, show
+from graders.dsl import Lab, Wrong, isclose, matching_hint, require, show
 from graders.protocol import Group, Judge
 
 LAB = Lab()
@@ -259,7 +259,7 @@ def crossing(submission, reference, lesson):
             known |= {"half_ring": true / 2, hint: found}
             what = f"for {size:,.0f} bytes and {nodes} nodes with {ranks} ranks each, "
             what += f"{name} returns {found:,.0f}"
-            require(isclose(found, true, 1e-9), what, named(found, known))
+            require(isclose(found, true, 1e-9), what, matching_hint(found, known))
         yield f"{name} is right for {len(SIZES)} clusters"
 
 
@@ -460,7 +460,7 @@ def placement(submission, reference, lesson):
             cluster = ", ".join(f"{name} {value}" for name, value in case.items())
             what = f"with {cluster}, traffic() returns {found:,.0f} bytes along {axis}"
             known = traffic_mistakes(axis, true, **case) | {"traffic": found}
-            require(math.isclose(found, true, abs_tol=1e-6), what, named(found, known))
+            require(math.isclose(found, true, abs_tol=1e-6), what, matching_hint(found, known))
         yield f"the bytes along {axis} are right"
     for given in ORDERS:
         found, true = submission.axis_order(dict(given)), reference.axis_order(given)
@@ -543,7 +543,7 @@ def hook(submission, reference, lesson):
         known = {"not_divided": 2.0, "divided_twice": 0.5, "divided_by_world": 2 / 3}
         factor = (low + high) / 2
         known = known if high - low < 0.1 else {}
-        raise Wrong(what, named(factor, known | {"average": factor}, 0.02))
+        raise Wrong(what, matching_hint(factor, known | {"average": factor}, 0.02))
     dtype = str(value.dtype).removeprefix("torch.")
     require(
         dtype == "float32", f"the value of the future has the dtype {dtype}", "stays_narrow"

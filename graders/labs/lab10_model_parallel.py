@@ -28,13 +28,13 @@ from graders.dsl import (
     Lab,
     Wrong,
     allclose,
-    described,
-    groups_wanted,
+    describe_error,
     isclose,
-    named,
+    matching_hint,
+    matching_name,
+    requested_groups,
     require,
     show,
-    verdict,
 )
 from graders.protocol import Group, Judge
 from graders.rank import Lesson
@@ -120,11 +120,11 @@ def groups(submission, reference, lesson):
 
     n, rank = lesson.world, lesson.rank
     groups = torch.arange(n).view(max(n // 2, 1), -1).T.flip(0).tolist()
-    requested = gathered(groups_wanted(submission, lambda: submission.join(groups)))
+    requested = gathered(requested_groups(submission, lambda: submission.join(groups)))
     for other, calls in enumerate(requested):
         what = f"rank 0 makes the groups {requested[0]}, and rank {other} makes {calls}"
         require(calls == requested[0], what, "new_group_by_all")
-    again = groups_wanted(submission, lambda: submission.join(groups))
+    again = requested_groups(submission, lambda: submission.join(groups))
     what = f"the second join() of the groups {requested[rank]} makes the groups {again}"
     require(again == requested[rank], what, "join_again")
     joined = submission.join(groups)
@@ -219,7 +219,7 @@ def in_two_groups(
     try:
         found = run(grid)  # outside of a phase, so that the score does not count it
     except (IndexError, RuntimeError) as error:
-        what = f"with two tp groups of two ranks, {described(error, lesson.module)[0]}"
+        what = f"with two tp groups of two ranks, {describe_error(error, lesson.module)[0]}"
         raise Wrong(what, "several_groups") from error
     expect(f"with two tp groups of two ranks, the {what}", found, true, "several_groups")
     calls = lesson.calls[before:]
@@ -790,11 +790,14 @@ def run_pipeline(
         ).parameters()
     )
     found, m_times = [each.grad for each in stage.parameters()], [m * each for each in true]
-    run.gradients, run.factor = verdict(found, *TIGHT, right=true, times_m=m_times), float(m)
+    run.gradients, run.factor = (
+        matching_name(found, *TIGHT, right=true, times_m=m_times),
+        float(m),
+    )
     if run.gradients == "other" and found[0] is not None:
         run.factor = ((found[0] * true[0]).sum() / true[0].square().sum()).item()
         scaled = [run.factor * each for each in true]
-        run.gradients = verdict(found, *TIGHT, times_m=scaled)
+        run.gradients = matching_name(found, *TIGHT, times_m=scaled)
     if run.gradients == "other":
         run.gradients = kind_of_gradients(reference, grid, found, m)
     lesson.fact("finished", True)
@@ -832,7 +835,7 @@ def kind_of_gradients(
             (reference.mean_loss(full(x), y) / m).backward()
         made = reference.expected_gradients(full, lambda whole: reference.Stage(whole, grid))
         candidates[name] = list(made.parameters())
-    return verdict(found, *TIGHT, **candidates).rstrip("_")
+    return matching_name(found, *TIGHT, **candidates).rstrip("_")
 
 
 def check_numbers(runs: list[Run]) -> Judge:
@@ -894,7 +897,7 @@ PIPELINE = {
     "world_sizes": (2, 4, 1),
     "symmetric": False,
     "order_hint": "pipeline_stuck",
-    "stuck": stuck_in_pipeline,
+    "explain_hang": stuck_in_pipeline,
     "crashes": {
         "'NoneType' object has no attribute '(detach|contiguous|clone|data)'": "leaf",
         "parameter `tensor` of type torch.Tensor": "leaf",
@@ -918,7 +921,7 @@ PIPELINE = {
     6, "a pipeline",
     "GPipe has the loss and gradients of one process, in one pipeline and in two at once",
     "layers_of Pipeline gpipe", **PIPELINE | {
-        "stuck": lambda group: stuck_in_pipeline(group, leads=()),
+        "explain_hang": lambda group: stuck_in_pipeline(group, leads=()),
         "crashes": PIPELINE["crashes"] | {r"with \d+ micro-batches": "each_once"},
     },
 )  # fmt: skip
@@ -1093,7 +1096,7 @@ def check_average(lesson: Lesson, grid: Any, parameters: list[nn.Parameter]) -> 
             "a sum over all ranks": over_all / grid.dp,
         }
         known = {name: torch.full_like(parameter, each) for name, each in known.items()}
-        name = verdict(parameter.grad, *TIGHT, **known)
+        name = matching_name(parameter.grad, *TIGHT, **known)
         wrong += [] if name == "right" else [(name, is_cut(parameter))]
     if wrong:
         is_late = any(
@@ -1149,4 +1152,4 @@ def check_norm(
         "norm_replicas": [total((0, 1, 2)), total((0, 1, 2), copies=True)],
         "norm_one_axis": [total((2,)), total((0,)), total((0,), whole=is_first)],
     }
-    require(isclose(found, true), what, named(found, known))
+    require(isclose(found, true), what, matching_hint(found, known))
