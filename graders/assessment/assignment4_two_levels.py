@@ -366,6 +366,6 @@ def _(group):
     what += f"it should be {expected} on all ranks"
     require(all(abs(each - expected) <= 1e-2 for each in second), what, "all_groups")
     require(len(calls) <= 2, f"two averages call {len(calls)} collectives", "one_by_one")
-    alone = tuple(round(expected - 0.5 * (r + 1), 3) for r in range(n))
-    what = f"after step 4 the weights have moved by {[*fourth]}; it should be {[*alone]}"
-    require(fourth == alone, what, "other")
+    true = tuple(round(expected - 0.5 * (r + 1), 3) for r in range(n))
+    what = f"after step 4 the weights have moved by {[*fourth]}; it should be {[*true]}"
+    require(fourth == true, what, "other")

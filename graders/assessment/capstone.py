@@ -618,7 +618,7 @@ def budget(workspace):
         compare_parts(f"pp × dp × tp = {shape(IN_BF16)} in bf16", stage, found, reference)
     measured = budgets[: len(MEASURED_MESHES)]
     workspace.scores["peak bytes"] = sum(
-        sum(said.values()) for case in measured for said in case
+        sum(budget.values()) for case in measured for budget in case
     )
     low, high = min(ratios), max(ratios)
     yield f"the budgets are ≈{low:.2f} to ≈{high:.2f} times what was needed"
