@@ -343,7 +343,7 @@ dist.barrier()
         "never.py::shown": ["snippets/t/never.cpu.txt:1: it was never recorded"],
         "leak.py::cpu": ["snippets/t/leak.py:1", "the folder that it ran in"],
         "flood.py::cpu": ["flood.cpu.txt:2", "lines more"],
-        "muddle.py::cpu": ["snippets/t/muddle.cpu.txt:2: output before the first"],
+        "muddle.py::cpu": ["snippets/t/muddle.cpu.txt:2: this output is before the first"],
         "dollar.py::cpu": ["snippets/t/dollar.py:1", "would be read as a command or an exit status of the transcript"],
         "gone.cpu.txt::stray": [
             "snippets/t/gone.cpu.txt:1: this folder contains no program with this name"
