@@ -344,7 +344,10 @@ dist.barrier()
         "leak.py::cpu": ["snippets/t/leak.py:1", "the folder that it ran in"],
         "flood.py::cpu": ["flood.cpu.txt:2", "lines more"],
         "muddle.py::cpu": ["snippets/t/muddle.cpu.txt:2: this output is before the first"],
-        "dollar.py::cpu": ["snippets/t/dollar.py:1", "would be read as a command or an exit status of the transcript"],
+        "dollar.py::cpu": [
+            "snippets/t/dollar.py:1",
+            "would be read as a command or an exit status of the transcript",
+        ],
         "gone.cpu.txt::stray": [
             "snippets/t/gone.cpu.txt:1: this folder contains no program with this name"
         ],
@@ -1391,7 +1394,8 @@ def test_a_recording_reports_missing_packages_and_gpus_with_the_skipped_programs
     status, output = gpu.record()
     assert status == 0 and "1 recorded, 0 failed, 0 left" in output
     assert "skipped (nothing_like_it is missing):\n  snippets/t: asks.py, named.py\n" in output
-    assert "skipped (needs 2 GPUs):\n  snippets/t: two.py\n" in output
+    few = "needs 2 GPUs, this machine has 1 (with NCCL 2.30, ranks share a GPU; it has no NCCL)"
+    assert f"skipped ({few}):\n  snippets/t: two.py\n" in output
     assert "lists no program in snippets/u" in gpu.record("snippets/u")[1]
     gpu.book.write("there", "no archive\n")
     assert "is not an archive" in gpu.record("--archive", "there")[1]
@@ -1452,6 +1456,56 @@ def test_a_program_that_needs_more_gpus_is_skipped_with_the_reason(gpu: Gpu) -> 
     report = gpu.book.pytest("--device", "cuda", "snippets")
     assert list(report.outcomes.values()) == ["skipped"]
     assert "needs 4 GPUs, this machine has 1" in next(iter(report.messages.values()))
+
+
+def fake_nccl(folder: Path, version: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compile a library that reports this version of NCCL, for the processes that start next."""
+    compiler = shutil.which("cc") or pytest.skip("it compiles a library")
+    folder.mkdir()
+    code = f"int ncclGetVersion(int *version) {{ *version = {version}; return 0; }}"
+    (folder / "nccl.c").write_text(code)
+    words = [compiler, "-shared", "-fPIC", "-o", "libnccl.so.2", "nccl.c"]
+    subprocess.run(words, cwd=folder, check=True)
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(folder))
+
+
+def test_ranks_that_share_a_gpu_are_recorded_and_tested(
+    gpu: Gpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu.book.write(
+        "snippets/t/g.py",
+        """
+        import os
+
+        if os.environ["RANK"] == "0":
+            print(os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE"), "≈5.0 s")
+        """,
+    )
+    gpu.list_programs(
+        g="$ torchrun --nproc-per-node=2 g.py", own="$ torchrun --nproc-per-node=2 own.py"
+    )
+    gpu.book.write("snippets/t/own.py", "print(1)\n")
+    listed = (gpu.book.root / "snippets/gpu.toml").read_text("utf-8")
+    gpu.book.write("snippets/gpu.toml", f'own_gpus = ["snippets/t/own.py"]\n{listed}')
+
+    fake_nccl(tmp_path / "2.28", 22809, monkeypatch)
+    status, said = gpu.record()
+    few = "needs 2 GPUs, this machine has 1"
+    assert f"skipped ({few} (with NCCL 2.30, ranks share a GPU; it has NCCL 2.28.9))" in said
+
+    fake_nccl(tmp_path / "2.30", 23007, monkeypatch)
+    status, said = gpu.record()
+    assert status == 0 and "g.py: recorded" in said and f"skipped ({few}):" in said, said
+    recorded = (gpu.book.root / "snippets/t/g.cuda.txt").read_text("utf-8").splitlines()
+    assert " on 2 ranks on 1 × NVIDIA H100 80GB HBM3, NCCL 2.30.7, torch " in recorded[0]
+    assert recorded[1:] == ["$ torchrun --nproc-per-node=2 g.py", "1 ≈5.0 s"]
+    report = gpu.book.pytest("--device", "cuda", "snippets")
+    assert report.outcomes["snippets.t.g::cuda"] == "passed"
+
+    gpu.install("NVIDIA H100 80GB HBM3", "NVIDIA H100 80GB HBM3")
+    report = gpu.book.pytest("--device", "cuda", "--no-cache", "snippets")
+    assert report.outcomes["snippets.t.g::cuda"] == "failed"  # it prints None on two GPUs
+    assert "+ None ≈5.0 s" in report.messages["snippets.t.g::cuda"]
 
 
 def test_blocks_of_a_page_can_use_gpus_only_with_device_cuda(gpu: Gpu) -> None:

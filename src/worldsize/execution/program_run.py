@@ -13,12 +13,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from worldsize.execution import runner
+from worldsize.execution import runner, shared_gpu
 from worldsize.execution.prefork import Launcher
-from worldsize.execution.requirements import is_never_forked
+from worldsize.execution.requirements import gpus_needed, is_never_forked
 from worldsize.execution.staging import stage_program
 from worldsize.model.program import Program
-from worldsize.model.transcript import Clocks, Command
+from worldsize.model.transcript import Clocks, Command, Transcript
 
 PREFORK_LIMIT = 300.0  # seconds; the time limit of a forked command, to find its hang sooner
 
@@ -68,6 +68,8 @@ def execute(
     The run stops after a command that did not succeed or for which ``is_wrong`` returns True.
     ``source`` replaces the text of the program.
     """
+    ranks = gpus_needed(Transcript(commands))
+    shares_gpus = options.device != "cpu" and shared_gpu.needs_sharing(ranks)
     with runner.empty_folder() as folder:
         stage_program(program, folder, source)
         run = RunResult(program, options.device, folder)
@@ -81,6 +83,7 @@ def execute(
                 limit=limit,
                 device=options.device,
                 launcher=launcher,
+                variables=shared_gpu.VARIABLES if shares_gpus else None,
             )
             run.results.append(result)
             if not succeeded(command, result) or is_wrong(run, command, result):

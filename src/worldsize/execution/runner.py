@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib import metadata
@@ -257,14 +257,16 @@ def run(
     limit: float,
     device: str = "cpu",
     launcher: Launcher | None = None,
+    variables: Mapping[str, str] | None = None,
 ) -> Result:
     """Run ``command`` in a folder of `empty_folder` for at most ``limit`` seconds.
 
     The launcher, which must accept the command, forks a process for it. Without a launcher, the
-    command runs under bash, exactly as it is written.
+    command runs under bash, exactly as it is written. ``variables`` are added to the
+    environment of the command.
     """
     tag = uuid.uuid4().hex
-    env = environment(folder, device) | {TAG: tag}
+    env = environment(folder, device) | {TAG: tag, **(variables or {})}
     out, err = folder.parent / "stdout", folder.parent / "stderr"
     out.write_bytes(b"")
     err.write_bytes(b"")

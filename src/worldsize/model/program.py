@@ -34,6 +34,8 @@ FOLDERS = ("snippets", "labs", "assessment")
 LAUNCH = "labs/launch/"  # job scripts and their programs; the commands run in this folder
 SUFFIXES = (".py", ".cu", ".cpp", ".sh")
 GPU_COMMANDS = "snippets/gpu.toml"
+CPU_COMMANDS = "as on a CPU"  # in that file, for the commands of the CPU transcript
+OWN_GPUS = "own_gpus"  # in that file, the key of the programs whose ranks cannot share a GPU
 MEASURED = "snippets/measured.toml"
 _IN_FOLDER = re.compile(rf"[^/]+({'|'.join(map(re.escape, SUFFIXES))})$")
 _IMPORT = re.compile(r"^(?:from|import) (\w+)", re.MULTILINE)
@@ -149,16 +151,27 @@ class Program:
     def gpu_template(self) -> Transcript | None:
         """Return a transcript with the commands to record on a GPU, and without outputs.
 
-        Return None if snippets/gpu.toml does not list the program. The command that compiles a
-        CUDA program is the first command of its CPU transcript.
+        Return None if snippets/gpu.toml does not list the program. If it lists `as on a CPU`,
+        the commands are those of the CPU transcript. The command that compiles a CUDA program
+        is the first command of its CPU transcript.
         """
         command_lines = gpu_commands(self.root).get(self.name)
         if command_lines is None:
             return None
-        commands = Transcript.parse(command_lines, GPU_COMMANDS).commands
+        if command_lines == CPU_COMMANDS:
+            commands = self.transcript("cpu").commands
+        else:
+            commands = Transcript.parse(command_lines, GPU_COMMANDS).commands
         if self.path.suffix == ".cu":
             commands = [*self.transcript("cpu").commands[:1], *commands]
         return Transcript([Command(each.command_line, [], each.status) for each in commands])
+
+    @property
+    def needs_own_gpus(self) -> bool:
+        """Return whether each rank needs a GPU of its own, as snippets/gpu.toml says."""
+        path = self.root / GPU_COMMANDS
+        listed = _gpu_file(path, path.stat().st_mtime_ns) if path.exists() else {}
+        return self.name in listed.get(OWN_GPUS, [])
 
     def gpu_device(self, gpu: str) -> str:
         """Return the device of its transcript for this kind of GPU.
@@ -316,6 +329,11 @@ def gpu_commands(root: Path) -> dict[str, str]:
 
 @lru_cache(maxsize=8)
 def _gpu_commands(path: Path, _mtime: int) -> dict[str, str]:
+    return {name: value for name, value in _gpu_file(path, _mtime).items() if name != OWN_GPUS}
+
+
+@lru_cache(maxsize=8)
+def _gpu_file(path: Path, _mtime: int) -> dict:
     return tomllib.loads(path.read_text("utf-8"))
 
 

@@ -40,6 +40,7 @@ from worldsize.execution import host_checks, processes, runner
 from worldsize.execution.prefork import Launcher
 from worldsize.execution.program_run import gpu_lock
 from worldsize.execution.requirements import gpus_needed, missing_requirement
+from worldsize.execution.shared_gpu import missing_gpus
 from worldsize.model import BookError, compatibility
 from worldsize.model.page import embedded_files
 from worldsize.model.program import (
@@ -474,8 +475,8 @@ def _check_program(
     if device != "cpu":
         _skip_without_gpu()
         transcript, here = program.transcript(device), runner.describe_device("cuda")
-        if (needed := gpus_needed(transcript)) > gpu_count:
-            pytest.skip(f"needs {needed} GPUs, this machine has {gpu_count}")
+        if why := missing_gpus(program, transcript):
+            pytest.skip(why)
         recorded = transcript.provenance
         if recorded and gpu_kind(recorded.device) != gpu_kind(here):
             pytest.skip(f"recorded on {recorded.device}, this machine has {here}")

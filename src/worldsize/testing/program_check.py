@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from worldsize.execution import gpu_clocks, runner
+from worldsize.execution import gpu_clocks, runner, shared_gpu
 from worldsize.execution.program_run import (
     RunOptions,
     RunResult,
@@ -18,6 +18,7 @@ from worldsize.execution.program_run import (
     gpu_lock,
     usable_launcher,
 )
+from worldsize.execution.requirements import gpus_needed
 from worldsize.execution.staging import lab_files, required_files, stage_files, stage_program
 from worldsize.model import BookError
 from worldsize.model.program import Program, gpu_commands, gpu_kind
@@ -102,11 +103,16 @@ def _expected(program: Program, device: str, name: str, recording: bool) -> Tran
 
 
 def _tolerances(program: Program, device: str, transcript: Transcript) -> Tolerances:
-    """Return the tolerances, which are narrower on the kind of GPU of the transcript."""
+    """Return the tolerances, which are narrower on the kind of GPU of the transcript.
+
+    If ranks share a GPU, their times vary too much for the narrower tolerances.
+    """
     recorded = transcript.provenance
     same_gpu = (
         device != "cpu"
         and recorded is not None
+        and not shared_gpu.is_shared(recorded.device)
+        and not shared_gpu.needs_sharing(gpus_needed(transcript))
         and gpu_kind(recorded.device) == gpu_kind(runner.describe_device(device))
     )
     return replace(program.tolerances, same_gpu=same_gpu)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import datetime
 import sys
 
-from worldsize.execution import runner
+from worldsize.execution import runner, shared_gpu
 from worldsize.execution.program_run import RunResult
+from worldsize.execution.requirements import gpus_needed
 from worldsize.model import atomic_write
 from worldsize.model.program import Program, device_up_to, release
 from worldsize.model.transcript import Command, Provenance, Transcript, output_lines
@@ -27,7 +28,7 @@ def record(run: RunResult, previous: Transcript, name: str) -> None:
     that release. If it was recorded on a newer release, it is kept, and the new transcript
     becomes the transcript for the older release.
     """
-    program, provenance = run.program, _provenance(run)
+    program, provenance = run.program, _provenance(run, previous)
     if run.device == "cpu" and previous.provenance:
         here, there = release(provenance.torch), release(previous.provenance.torch)
         if here > there:
@@ -45,10 +46,14 @@ def record(run: RunResult, previous: Transcript, name: str) -> None:
         atomic_write(program.figure_path(run.device), text + "\n")
 
 
-def _provenance(run: RunResult) -> Provenance:
+def _provenance(run: RunResult, previous: Transcript) -> Provenance:
+    if run.device == "cpu":
+        hardware = runner.describe_device("cpu")
+    else:
+        hardware = shared_gpu.describe_gpus(gpus_needed(previous))
     return Provenance(
         datetime.date.today().isoformat(),
-        runner.describe_device(run.device),
+        hardware,
         runner.torch_version(),
         ".".join(map(str, sys.version_info[:3])),
         run.seconds,

@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from worldsize.execution import runner
-from worldsize.execution.requirements import gpus_needed, missing_requirement
+from worldsize.execution.requirements import missing_requirement
+from worldsize.execution.shared_gpu import missing_gpus
 from worldsize.model import BookError, atomic_write
 from worldsize.model.program import GPU_COMMANDS, Program, gpu_commands, gpu_kind
 from worldsize.testing import program_check
@@ -89,8 +90,8 @@ class Recording:
         """Return why a program is skipped; an empty string if it runs."""
         if self.results.has(f"{program.name}::cuda", self._inputs(program)):
             return UNCHANGED
-        if (needs := gpus_needed(program.gpu_template)) > len(runner.gpu_names()):
-            return f"needs {needs} GPUs"
+        if why := missing_gpus(program, program.gpu_template):
+            return why
         missing = [
             missing_requirement(program, program.gpu_template),
             *_missing_packages(program),
