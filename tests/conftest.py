@@ -27,6 +27,7 @@ from processes import HANG, use_default_signals
 
 from worldsize.model.fingerprint import file_hashes
 from worldsize.testing.plugin import SESSION, inputs_of, mark_unchanged
+from worldsize.testing.result_cache import CODE_OF
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -45,6 +46,8 @@ SHARED_SETUP = re.compile(
 SITE_TESTS = re.compile(r"tests/test_(site|browser_\w+)\.py")
 # the files and folders from which the site is built
 SITE = ["assessment", "src", "docs", "labs", "mkdocs.yml", "overrides", "snippets"]
+# the same for tests that read no comments and docstrings of the programs in snippets/
+SITE_WITHOUT_COMMENTS = [*SITE[:-1], "code of snippets"]
 PROGRAMS_AND_PAGES = {*SITE} - {"src", "overrides"}
 READ_TRACKER = Path(__file__).parent / "read_tracker"
 LOG_START = pytest.StashKey[int]()  # size of the log of read files when the test started
@@ -190,7 +193,8 @@ def pytest_runtest_call(item: pytest.Item):
         return (yield)
     result = yield
     if isinstance(item, pytest.Function):
-        names, files = inputs_of(item), files_read_since(item.stash[LOG_START])
+        names = [name.removeprefix(CODE_OF) for name in inputs_of(item)]
+        files = files_read_since(item.stash[LOG_START])
         allowed = (*(f"{name}/" for name in names), *IGNORED_READS)
         missing = {name for name in files - set(names) if not name.startswith(allowed)}
         if "built_site" in item.fixturenames:

@@ -6,7 +6,7 @@ import ast
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-INPUTS = ["snippets"]
+INPUTS = ["code of snippets"]
 # Autograd can differentiate these backward methods, because they only use saved tensors.
 DIFFERENTIABLE = {
     "custom_function:Plain",

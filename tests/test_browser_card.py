@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from conftest import SITE, open_complete
+from conftest import SITE_WITHOUT_COMMENTS, open_complete
 
 from worldsize.model.page import read
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-INPUTS = SITE
+INPUTS = SITE_WITHOUT_COMMENTS
 CARD = Path(__file__).resolve().parent.parent / "docs" / "11_reference_card.md"
 
 # the model of the card (Llama 3 70B), its GPU, and a message of 1 GB between eight ranks

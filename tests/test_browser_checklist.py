@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
-from conftest import SITE
+from conftest import SITE_WITHOUT_COMMENTS
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Page
 
-INPUTS = SITE
+INPUTS = SITE_WITHOUT_COMMENTS
 KEY = "world-size:checklist"
 TRACKS = ["gpu_and_distributed", "distributed_core", "pytorch_gpu"]
 A, B = "shown-gpu-and-distributed-architecture", "shown-gpu-and-distributed-kernels"

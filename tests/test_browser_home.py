@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from conftest import SITE, open_complete
+from conftest import SITE_WITHOUT_COMMENTS, open_complete
 
 from worldsize.model import BookError
 from worldsize.site.page_stats import with_counts
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 ROOT = Path(__file__).resolve().parent.parent
-INPUTS = ["README.md", *SITE]
+INPUTS = ["README.md", *SITE_WITHOUT_COMMENTS]
 
 
 ASSETS = ROOT / "docs/assets"

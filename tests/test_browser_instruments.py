@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, urlsplit
 
 import pytest
-from conftest import SITE
+from conftest import SITE_WITHOUT_COMMENTS
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -557,7 +557,7 @@ def test_a_link_and_a_command_give_the_same_numbers(
         assert value in ran.stdout, (value, ran.stdout)
 
 
-@pytest.mark.inputs(*SITE)
+@pytest.mark.inputs(*SITE_WITHOUT_COMMENTS)
 def test_a_link_shows_the_settings_in_its_address(
     page: Page, site_url: str, built_site: Path
 ) -> None:
@@ -652,7 +652,7 @@ def test_instruments_are_usable_without_javascript(browser: Browser, site_url: s
     page.close()
 
 
-@pytest.mark.inputs(*SITE)
+@pytest.mark.inputs(*SITE_WITHOUT_COMMENTS)
 def test_other_pages_load_no_instrument(built_site: Path) -> None:
     with_script = {
         page.parent.name

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from conftest import SITE
+from conftest import SITE_WITHOUT_COMMENTS
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-INPUTS = SITE
+INPUTS = SITE_WITHOUT_COMMENTS
 
 
 @pytest.fixture(scope="module")

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, urlsplit
 
 import pytest
-from conftest import SITE, open_complete
+from conftest import SITE_WITHOUT_COMMENTS, open_complete
 
 from worldsize.site import tables
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-INPUTS = SITE
+INPUTS = SITE_WITHOUT_COMMENTS
 
 
 def test_the_home_page_loads_without_errors(browser: Browser, site_url: str) -> None:

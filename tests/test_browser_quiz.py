@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from conftest import SITE
+from conftest import SITE_WITHOUT_COMMENTS
 
 from worldsize.site import quiz
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Locator, Page
 
-INPUTS = SITE
+INPUTS = SITE_WITHOUT_COMMENTS
 KEY = "world-size:quiz"
 ROOT = Path(__file__).resolve().parent.parent
 LESSONS = quiz.load(ROOT)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from conftest import SITE
+from conftest import SITE_WITHOUT_COMMENTS
 
 pytest.importorskip("yaml")
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 ROOT = Path(__file__).resolve().parent.parent
-INPUTS = SITE
+INPUTS = SITE_WITHOUT_COMMENTS
 ENTRIES = references.load((ROOT / references.FILE).read_text("utf-8")).entries
 VISIBLE_ENTRIES = "a.reference:visible"
 

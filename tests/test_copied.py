@@ -14,7 +14,7 @@ import pytest
 from processes import HANG, start
 
 ROOT = Path(__file__).resolve().parent.parent
-INPUTS = ["docs", "snippets", "tests/copied.py"]
+INPUTS = ["docs", "code of snippets", "tests/copied.py"]
 CHAPTERS = ("02", "03", "04", "05", "07", "09", "10")
 EMBEDDED = re.compile(r'--8<-- "snippets/([^":]+)\.py:(\w+)"')
 MODEL_TYPE = re.compile(r"Module|Sequential|Parameter|Optimizer|DistributedDataParallel|DDP")

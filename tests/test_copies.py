@@ -20,7 +20,13 @@ from pathlib import Path
 from worldsize.model import page
 
 ROOT = Path(__file__).resolve().parent.parent
-INPUTS = ["assessment", "CONTRIBUTING.md", "src/worldsize/model", "labs", "snippets"]
+INPUTS = [
+    "code of assessment",
+    "CONTRIBUTING.md",
+    "src/worldsize/model",
+    "code of labs",
+    "code of snippets",
+]
 # definitions of the same name must be equal if they share more than this fraction of tokens
 SIMILARITY = 0.8
 # PROGRAM:NAME of a definition that may differ from similar definitions → the reason

@@ -7,12 +7,12 @@ from xml.etree import ElementTree
 
 import pypdf
 import pytest
-from conftest import ROOT, SITE
+from conftest import ROOT, SITE_WITHOUT_COMMENTS
 
 from worldsize.model.page import parse
 from worldsize.site import ebook_export
 
-INPUTS = SITE
+INPUTS = SITE_WITHOUT_COMMENTS
 
 
 @pytest.fixture(scope="module")

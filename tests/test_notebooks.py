@@ -16,7 +16,7 @@ from worldsize.model.program import Program, programs
 from worldsize.model.transcript import difference, output_lines
 from worldsize.site import labs, notebooks
 
-INPUTS = ("snippets", "labs", "graders", "assessment", "requirements")
+INPUTS = ("code of snippets", "labs", "graders", "assessment", "requirements")
 WRITES = "%%writefile "
 RUN = (
     "snippets/04_zero_and_fsdp/wrapping.py",  # uses torchrun

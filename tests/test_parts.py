@@ -798,3 +798,23 @@ def test_a_gpu_transcript_without_a_clock_is_recorded_again_once(
     assert is_recorded(record=True)
     assert ", SM clock 1410 to 1980 of 1980 MHz\n" in transcript.read_text("utf-8")
     assert not is_recorded(record=True)
+
+
+def test_the_hash_of_code_ignores_comments_and_docstrings(tmp_path: Path) -> None:
+    program = tmp_path / "snippets/a.py"
+    program.parent.mkdir()
+    hashes = {}
+    for name, text in {
+        "first": "def f():\n    return 1\n",
+        "comment": "# about f\ndef f():\n\n    return 1  # one\n",
+        "docstring": 'def f():\n    """Return 1."""\n    return 1\n',
+        "code": "def f():\n    return 2\n",
+        "wrong": "def f(:\n",
+    }.items():
+        program.write_text(text)
+        cache = ResultCache(tmp_path)  # a new session
+        hashes[name] = cache.digest("code of snippets"), cache.digest(program.parent)
+    code, files = zip(*hashes.values(), strict=True)
+    assert code[0] == code[1] == code[2] and len({*code}) == 3 and len({*files}) == 5
+    (tmp_path / "snippets/a.cpu.txt").write_text("1\n")
+    assert ResultCache(tmp_path).digest("code of snippets") not in code

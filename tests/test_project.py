@@ -396,6 +396,7 @@ def test_the_quotes_in_contributing_equal_the_files() -> None:
         assert body in (ROOT / title).read_text("utf-8"), f"{title} has no\n{body}"
 
 
+@pytest.mark.inputs("CONTRIBUTING.md", "Makefile", "docs", "graders", "pyproject.toml", "src")
 def test_the_example_in_contributing_works(tmp_path: Path) -> None:
     """Carry out its steps: every output must be the one that the document shows."""
     if shutil.which("make") is None:

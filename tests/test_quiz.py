@@ -31,7 +31,7 @@ from worldsize.site.quiz import Question
 from worldsize.site.yaml_schema import DataError
 
 ROOT = Path(__file__).resolve().parent.parent
-INPUTS = ["src", "docs", "snippets"]
+INPUTS = ["src", "docs", "code of snippets"]
 
 
 def by_id(lessons: list[quiz.Lesson]) -> dict[str, Question]:

@@ -17,7 +17,7 @@ from worldsize.site.tracks import Track, hours
 from worldsize.site.yaml_schema import DataError
 
 ROOT = Path(__file__).resolve().parent.parent
-INPUTS = ["src", "docs", "labs", "mkdocs.yml", "snippets"]
+INPUTS = ["src", "docs", "labs", "mkdocs.yml", "code of snippets"]
 # the number of topics in the syllabus of each track
 TOPICS = {
     "gpu_and_distributed": 97,

@@ -554,14 +554,18 @@ def _inputs(item: pytest.Item, session: Session) -> str:
     if isinstance(item, BookItem):
         inputs = item.inputs()
         return cache.digest(*inputs, *result_cache.ENGINE) if inputs else ""
-    return cache.digest(item.nodeid, *(session.root / name for name in inputs_of(item)))
+    names = inputs_of(item)
+    texts = [name for name in names if name.startswith(result_cache.CODE_OF)]
+    paths = [session.root / name for name in names if name not in texts]
+    return cache.digest(item.nodeid, *texts, *paths)
 
 
 def inputs_of(item: pytest.Item) -> tuple[str, ...]:
     """Return the files and folders of the repository on which a test of ``tests/`` depends.
 
     A module lists them in ``INPUTS``. The marker ``inputs`` replaces this list for one test.
-    The attribute ``inputs`` of a parameter replaces it for one set of parameters.
+    The attribute ``inputs`` of a parameter replaces it for one set of parameters. The name
+    `code of FOLDER` is a folder in which changes of comments and docstrings do not count.
     """
     values = item.callspec.params.values() if hasattr(item, "callspec") else ()
     own = getattr(getattr(item, "module", None), "INPUTS", ("src", "tests"))

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from worldsize.model import ROOT, atomic_write
 from worldsize.model.fingerprint import digest, file_hashes
+from worldsize.testing.code_hashes import CodeHashes
 
 ENGINE = tuple(
     ROOT / name
@@ -27,6 +28,7 @@ ENGINE = tuple(
         "src/worldsize/testing",
     )
 )
+CODE_OF = "code of "  # the beginning of an input; the name of a folder follows
 WHOLE_RUN = "whole run"  # the key of a run of all tests
 # Seconds for which the digest of a folder is reused. Thousands of tests name the same folders.
 FOLDER_AGE = 5.0
@@ -41,7 +43,8 @@ class ResultCache:
         release = Path(sys.prefix).name.removeprefix(".venv")
         self.path = root / ".cache" / f"passed{release}.json"
         self.known = self._read()
-        self._folders: dict[Path, tuple[float, str]] = {}  # when each was read, and its digest
+        self._folders: dict[str | Path, tuple[float, str]] = {}  # when it was read, its digest
+        self._code_hashes = CodeHashes(root / ".cache" / "code.json")
 
     def _read(self) -> dict[str, str]:
         try:
@@ -77,18 +80,25 @@ class ResultCache:
     def digest(self, *parts: str | Path) -> str:
         """Return a hash of texts, files and folders, and of the environment of all tests.
 
+        A text `code of FOLDER` covers the files of this folder of the book, but neither the
+        comments nor the docstrings of Python files.
         Changes of a folder in the last `FOLDER_AGE` seconds may be missing in the hash.
         """
         return digest(self.root, *map(self._folder_as_text, parts))
 
     def _folder_as_text(self, part: str | Path) -> str | Path:
         """Return the path and the digest of a folder; anything else unchanged."""
-        if isinstance(part, str) or not part.is_dir():
+        code_only = isinstance(part, str) and part.startswith(CODE_OF)
+        if not code_only and (isinstance(part, str) or not part.is_dir()):
             return part
         read_at, text = self._folders.get(part, (-math.inf, ""))
         if time.monotonic() - read_at > FOLDER_AGE:
             read_at = time.monotonic()
-            lines = "\0".join(file_hashes(part))
+            if code_only:
+                folder = self.root / part.removeprefix(CODE_OF)
+                lines = "\0".join(self._code_hashes.of_folder(folder))
+            else:
+                lines = "\0".join(file_hashes(part))
             text = f"{part} {hashlib.sha256(lines.encode()).hexdigest()}"
             self._folders[part] = read_at, text
         return text
