@@ -151,7 +151,6 @@ def reference(name: str, x: torch.Tensor, device: torch.device) -> torch.Tensor:
     return torch.cat(inputs) if name == "all-gather" else functools.reduce(torch.add, inputs)
 
 
-# --8<-- [start:reuse]
 def reuse(memory: SymmetricMemory, rule: str) -> tuple[int, int]:
     """All-reduce four times in one buffer or in two, while the last rank reads late.
 
@@ -159,6 +158,7 @@ def reuse(memory: SymmetricMemory, rule: str) -> tuple[int, int]:
     """
     rank, slow, wrong, reported = memory.rank, memory.n - 1, 0, 0
     for step in range(STEPS):
+        # --8<-- [start:reuse]
         half = step % 2 if rule == "two buffers" else 0
         x = torch.full((COUNT,), float((step + 1) if rank == 0 else 10**rank))
         memory.words[rank][memory.n + half] = step  # the new version, before the new data
@@ -172,6 +172,7 @@ def reuse(memory: SymmetricMemory, rule: str) -> tuple[int, int]:
         total = add_parts(memory, half * COUNT, COUNT)
         fence()
         late = memory.words[0][memory.n + half] != step  # rank 0 may have changed its data
+        # --8<-- [end:reuse]
         reported += late
         others = sum(10**r for r in range(1, memory.n))
         if rank == slow and not (total == step + 1 + others).all():
@@ -185,17 +186,24 @@ def reuse(memory: SymmetricMemory, rule: str) -> tuple[int, int]:
     return wrong, reported
 
 
-# --8<-- [end:reuse]
 def init_distributed() -> torch.device:
-    """Join the process group: one accelerator per local rank where there are enough."""
+    """Join the process group: one accelerator per local rank where there are enough.
+
+    With NCCL_MULTI_RANK_GPU_ENABLE=1 (NCCL 2.30 or newer), several ranks share a GPU.
+    """
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
     local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
-    if torch.accelerator.device_count() < local_world or torch.backends.mps.is_available():
+    count = torch.accelerator.device_count()
+    shared = count > 0 and os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
+    if (count < local_world and not shared) or torch.backends.mps.is_available():
+        if count and torch.version.cuda and local_rank == 0:
+            advice = "NCCL_MULTI_RANK_GPU_ENABLE=1 lets ranks share a GPU (NCCL 2.30 or newer)"
+            print(f"{local_world} ranks use the CPU and gloo. {advice}", file=sys.stderr)
         dist.init_process_group("gloo")  # on the CPU; mps has no collectives
         return torch.device("cpu")
-    device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
-    torch.accelerator.set_device_index(local_rank)
+    device = torch.device(torch.accelerator.current_accelerator().type, local_rank % count)
+    torch.accelerator.set_device_index(device.index)
     dist.init_process_group(device_id=device)
     return device
 

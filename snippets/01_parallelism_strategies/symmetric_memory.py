@@ -118,6 +118,7 @@ class SymmetricTensor:
     def __init__(self, count: int, device: torch.device) -> None:
         rank, n = dist.get_rank(), dist.get_world_size()
         if device.type == "cuda":
+            # --8<-- [start:gpu]
             import torch.distributed._symmetric_memory as symm_mem
 
             self.local = symm_mem.empty(count, dtype=torch.float32, device=device)
@@ -126,6 +127,7 @@ class SymmetricTensor:
             addresses = [peer.data_ptr() for peer in peers]
             pads = list(self.handle.signal_pad_ptrs)
             self.pad = self.handle.get_signal_pad(rank, (PAD,), torch.int32)
+            # --8<-- [end:gpu]
         else:
             own = SharedMemory(create=True, size=4 * (PAD + count))  # filled with zeros
             names = [""] * n
@@ -144,27 +146,37 @@ class SymmetricTensor:
 
 # --8<-- [end:allocate]
 def init_distributed() -> torch.device:
-    """Join the process group: one accelerator per local rank where there are enough."""
+    """Join the process group: one accelerator per local rank where there are enough.
+
+    With NCCL_MULTI_RANK_GPU_ENABLE=1 (NCCL 2.30 or newer), several ranks share a GPU.
+    """
     if "LOCAL_RANK" not in os.environ:
         sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
     local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
-    if torch.accelerator.device_count() < local_world or torch.backends.mps.is_available():
+    count = torch.accelerator.device_count()
+    shared = count > 0 and os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
+    if (count < local_world and not shared) or torch.backends.mps.is_available():
+        if count and torch.version.cuda and local_rank == 0:
+            advice = "NCCL_MULTI_RANK_GPU_ENABLE=1 lets ranks share a GPU (NCCL 2.30 or newer)"
+            print(f"{local_world} ranks use the CPU and gloo. {advice}", file=sys.stderr)
         dist.init_process_group("gloo")  # on the CPU; mps has no collectives
         return torch.device("cpu")
-    device = torch.device(torch.accelerator.current_accelerator().type, local_rank)
-    torch.accelerator.set_device_index(local_rank)
+    device = torch.device(torch.accelerator.current_accelerator().type, local_rank % count)
+    torch.accelerator.set_device_index(device.index)
     dist.init_process_group(device_id=device)
     return device
 
 
-def share_gpus(device: torch.device) -> torch.device:
-    """Return a GPU also if there are fewer GPUs than ranks. Several ranks then share a GPU."""
-    if device.type != "cuda" and torch.cuda.is_available():
+def choose_device() -> torch.device:
+    """Return a GPU if there is one. If there are fewer GPUs than ranks, ranks share a GPU."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    count = torch.cuda.device_count()
+    if count < int(os.environ["LOCAL_WORLD_SIZE"]):
         os.environ["TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"] = "1"
-        local_rank = int(os.environ["LOCAL_RANK"])
-        device = torch.device("cuda", local_rank % torch.cuda.device_count())
-        torch.cuda.set_device(device)
-    return device if device.type == "cuda" else torch.device("cpu")
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % count)
+    torch.cuda.set_device(device)
+    return device
 
 
 def compile_kernels() -> None:
@@ -188,7 +200,7 @@ def main() -> None:
     if not 1 <= world <= 8 or world != int(os.environ.get("LOCAL_WORLD_SIZE", "1")):
         sys.exit("this program needs 1 to 8 ranks on one machine, because they share memory")
     group_device = init_distributed()  # the library's collectives need tensors on this device
-    device = share_gpus(group_device)
+    device = choose_device()
     rank, n = dist.get_rank(), dist.get_world_size()
     memory = SymmetricTensor(COUNT, device)
     tables, sizes = (memory.buffers, memory.pads), {"N": n, "BLOCK": BLOCK}
