@@ -4,7 +4,7 @@ A one-shot all-reduce, a two-shot all-reduce and an all-gather start and end wit
 the kernel. The barrier uses atomics on a signal pad, which every rank can reach. On a GPU, the
 memory comes from torch.distributed._symmetric_memory. Without a GPU, it is shared memory that
 all processes have mapped. Triton's interpreter then uses the same addresses and real atomics.
-With --compile, the program compiles the kernels for an H100 and prints the atomics of the PTX.
+With --compile, it compiles the kernels for an H100 and prints the atomics and the loads.
 """
 
 import os
@@ -180,7 +180,7 @@ def choose_device() -> torch.device:
 
 
 def compile_kernels() -> None:
-    """Compile the kernels for an H100, without a GPU, and print the atomics of the PTX."""
+    """Compile the kernels for an H100, without a GPU, and print instructions of the PTX."""
     types = {"buffers": "*i64", "pads": "*i64", "out": "*fp32", "count": "i32", "rank": "i32"}
     values = {"N": 4, "BLOCK": BLOCK, "SYNC": True}
     for kernel in (one_shot, two_shot, all_gather):
@@ -190,7 +190,9 @@ def compile_kernels() -> None:
         ptx = triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["ptx"]
         atomics = sorted(set(re.findall(r"\batom\.\S+", ptx)))
         assert atomics == [f"atom.global.{x}.sys.cas.b32" for x in ("acquire", "release")]
-        print(f"{kernel.__name__:10}  {'  '.join(atomics)}")
+        loads = set(re.findall(r"\bld\.global\S*", ptx)) - {"ld.global.b64"}  # of addresses
+        assert loads == {"ld.global.b32"}
+        print(f"{kernel.__name__:10}  {'  '.join([*atomics, *loads])}")
 
 
 def main() -> None:
