@@ -26,7 +26,7 @@ LOCK = threading.Lock()
 
 
 def fence() -> None:
-    """Order the memory accesses before and after this call. On x86, two stores do not need it."""
+    """Order the memory accesses before and after this call. x86 keeps the order of stores."""
     for _ in range(2):
         with LOCK:  # taking a lock is an atomic operation that Arm processors do not reorder
             pass
@@ -153,8 +153,10 @@ def reference(name: str, x: torch.Tensor, device: torch.device) -> torch.Tensor:
     return torch.cat(inputs) if name == "all-gather" else functools.reduce(torch.add, inputs)
 
 
-def with_late_puts(memory: SymmetricMemory, algorithm: Callable, x: torch.Tensor) -> torch.Tensor:
-    """Run an algorithm while the ranks wait before each put, the last rank for the longest time.
+def with_late_puts(
+    memory: SymmetricMemory, algorithm: Callable, x: torch.Tensor
+) -> torch.Tensor:
+    """Run an algorithm while each rank waits before its puts, the last rank for the longest.
 
     A rank that signals before its put then makes the result of rank 0 wrong.
     """
