@@ -12,8 +12,10 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from multiprocessing import resource_tracker
 from multiprocessing.shared_memory import SharedMemory
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -24,7 +26,7 @@ LOCK = threading.Lock()
 
 
 def fence() -> None:
-    """Order the memory accesses before and after this call. On x86, stores never need it."""
+    """Order the memory accesses before and after this call. x86 keeps the order of stores."""
     for _ in range(2):
         with LOCK:  # taking a lock is an atomic operation that Arm processors do not reorder
             pass
@@ -151,6 +153,22 @@ def reference(name: str, x: torch.Tensor, device: torch.device) -> torch.Tensor:
     return torch.cat(inputs) if name == "all-gather" else functools.reduce(torch.add, inputs)
 
 
+def with_late_puts(
+    memory: SymmetricMemory, algorithm: Callable, x: torch.Tensor
+) -> torch.Tensor:
+    """Run an algorithm while each rank waits before its puts, the last rank for the longest.
+
+    A rank that signals before its put then makes the result of rank 0 wrong.
+    """
+
+    def put(*arguments: object) -> None:
+        time.sleep(0.03 * memory.rank)
+        SymmetricMemory.put(memory, *arguments)
+
+    with mock.patch.object(memory, "put", put):
+        return algorithm(memory, x)
+
+
 def reuse(memory: SymmetricMemory, rule: str) -> tuple[int, int]:
     """All-reduce four times in one buffer or in two, while the last rank reads late.
 
@@ -224,8 +242,11 @@ def run(memory: SymmetricMemory, device: torch.device) -> None:
         result = algorithm(memory, inputs[name])
         counts = memory.bytes_got, memory.bytes_put, memory.rounds
         memory.barrier()  # before the next algorithm overwrites the buffers
+        late = with_late_puts(memory, algorithm, -inputs[name])
+        memory.barrier()
         assert counts == expected[name], (name, counts)
         assert torch.equal(result, reference(name, inputs[name], device))  # bit by bit
+        assert torch.equal(late, -result), f"{name}: a signal came before its put"
         got, put, rounds = counts
         sizes = f"reads {got // 1024:5} KiB, writes {put // 1024:4} KiB"
         lines.append(f"  {name:19}  {sizes}, rounds: {rounds}")

@@ -2,7 +2,7 @@
 
 A network card has several channels. A channel delivers its puts in order, but it does not wait
 for the other channels. The program models such a network on real memory that two processes
-share. It delivers each message in every possible order, and after each delivery the receiver
+share. It delivers each message in every possible order, and after each store the receiver
 looks at its memory. The table shows in how many orders the receiver reads old data. The same
 orders are also counted in one process, and with formulas. The last lines show a check that
 finds this error in other programs: each word carries the sequence number of its message.
@@ -48,12 +48,14 @@ class Network:
         first = {channel: queue[0][0] for channel, queue in enumerate(self.queues) if queue}
         return [channel for channel, epoch in first.items() if epoch == min(first.values())]
 
-    def deliver(self, channel: int, memory: Memory) -> None:
-        """Deliver the oldest put of a channel."""
+    def deliver(self, channel: int, memory: Memory) -> Iterator[None]:
+        """Deliver the oldest put of a channel. Yield after each change of the memory."""
         _, words, signal = self.queues[channel].popleft()
         for address, word in words.items():
             memory[address] = word
+            yield
         memory[SIGNAL] += signal
+        yield
 
 
 # --8<-- [end:network]
@@ -108,7 +110,7 @@ def orders(protocol: str, begin: tuple[int, ...] = ()) -> Iterator[tuple[int, ..
     network = Network()
     send(network, protocol)
     for channel in begin:
-        network.deliver(channel, [0] * (WORDS + 1))
+        deque(network.deliver(channel, [0] * (WORDS + 1)), maxlen=0)
     channels = network.ready()
     if not channels:
         yield begin
@@ -124,8 +126,8 @@ def play(protocol: str, order: tuple[int, ...], memory: Memory, look: Callable) 
     send(network, protocol)
     read = look(protocol)  # a put returns before its delivery: nothing has changed yet
     for channel in order:
-        network.deliver(channel, memory)
-        read = read or look(protocol)
+        for _ in network.deliver(channel, memory):
+            read = read or look(protocol)
     assert read, "the receiver never stops waiting"
     return read
 
