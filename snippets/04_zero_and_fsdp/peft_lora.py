@@ -107,7 +107,7 @@ def main() -> None:
         sys.exit(f"for even shards the number of ranks must divide {R}, the rows of A")
     if torch.__version__ < "2.12":
         sys.exit("fully_shard takes parameters of bytes since torch 2.12, and this is older")
-    device = lora.start()
+    device = lora.init_distributed()
     rank, n = dist.get_rank(), dist.get_world_size()
     mesh = init_device_mesh(device.type, (n,), mesh_dim_names=("dp",))
     torch.manual_seed(2)
