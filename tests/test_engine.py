@@ -1508,6 +1508,13 @@ def test_ranks_that_share_a_gpu_are_recorded_and_tested(
     assert "+ None ≈5.0 s" in report.messages["snippets.t.g::cuda"]
 
 
+def test_a_path_that_does_not_exist_is_named(book: Book) -> None:
+    book.program("right", "print(1)\n", "$ python right.py\n1\n")
+    report = book.pytest("snippets/t/right.py", "docs/absent.md")
+    assert report.status == 4 and not report.outcomes
+    assert "these files do not exist: docs/absent.md" in report.text
+
+
 def test_blocks_of_a_page_can_use_gpus_only_with_device_cuda(gpu: Gpu) -> None:
     gpu.book.write(
         "docs/p.md",

@@ -146,7 +146,7 @@ def test_links_of_a_document_have_targets(name: str) -> None:
 def test_contributing_is_short_and_links_to_all_reference_pages() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
     prose = re.sub(r"^```python.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
-    assert len(prose.split()) <= 850
+    assert len(prose.split()) <= 930
     linked = set(re.findall(r"\]\((docs/contributing/\w+\.md)", text))
     assert linked == {path.relative_to(ROOT).as_posix() for path in REFERENCE}
 

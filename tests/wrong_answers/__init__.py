@@ -12,7 +12,7 @@ hint that the grader must print:
 replaces it. A mistake in several places has `edits=[(old, new), …]`. An entry without a hint is
 not a mistake but a different right answer, so its step must pass. `make test` grades a third of
 the right answers and a seventh of the mistakes. An edit of the program or of its grader selects
-other answers. With `--every-answer`, all answers are graded. CI does this with one version of
+other answers. `-k NAME` grades all answers that it selects, and `--every-answer` grades all. CI does this with one version of
 Python.
 
 Write a text of several lines in triple quotes, without the indentation that it has in the

@@ -138,6 +138,9 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", marker)
     if not hasattr(config, "workerinput"):
         _use_one_temporary_folder()
+    # pytest-xdist would otherwise run no test at all, and print no reason
+    if missing := [arg for arg in config.args if not Path(arg.partition("::")[0]).exists()]:
+        raise pytest.UsageError(f"these files do not exist: {', '.join(missing)}")
     if config.getoption("--record") and config.getoption("--device") == "cuda":
         raise pytest.UsageError(
             "`--record` records only on the CPU. Use `make record-gpu` to record on GPUs"
