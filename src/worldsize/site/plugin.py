@@ -32,6 +32,7 @@ from worldsize.site import (
     html_postprocess,
     labs,
     llms_txt,
+    minify,
     notebooks,
     page_stats,
     programs,
@@ -100,6 +101,7 @@ class BookPlugin(BasePlugin[BookConfig]):
             feed = changes.feed(self.root, config)
             files.append(File.generated(config, changes.FEED, content=feed))
         html_postprocess.adapt_theme_files(files)
+        minify.minify_instruments(files)
         if self.cache:
             self.cache.start_pages(files, state_of)
         return files
