@@ -145,7 +145,7 @@ const main = control => ({ ...control, main: true })
 const SIZES = [32, 64, 128, 256, 512]
 const fitting = ({ sequence }) => SIZES.filter(each => sequence / each <= 32)
 const count = s => tiles(s).length
-const controls = [
+export const controls = [
   slide("sequence", "tokens in the sequence, s", () => [512, 1024, 2048, 4096], 1024),
   slide("width", "width of a head, d", () => [64, 128, 256], 128),
   main(slide("rows", "queries in a tile", fitting, 128)),
@@ -168,7 +168,7 @@ const draw = (svg, second, width, s) => {
   const put = (tag, attributes, text = "") => out.push(`<${tag} ${Object.entries(attributes)
     .map(([name, value]) => `${name}="${typeof value === "number" ? +value.toFixed(2) : value}"`).join(" ")}>${text}</${tag}>`)
   const beside = width >= 620, left = 18, top = 20
-  const side = beside ? Math.min(340, width / 2 - left) : width - left - 2
+  const side = beside ? Math.min(250, width / 2 - left) : width - left - 2
   const at = token => token / s.sequence * side
   const computed = tiles(s), now = computed[s.step - 1], done = new Set(computed.slice(0, s.step).map(String))
   const { query, columns, states } = followed(s, now)

@@ -102,9 +102,11 @@ export const drawing = caption => {
   })
   svg.addEventListener("filled", () => { // shows the value at the same place of the new picture
     const some = all()
-    if (some.length) svg.setAttribute("tabindex", 0)
     svg.setAttribute("role", some.length ? "application" : "img")
-    if (some.length) svg.setAttribute("aria-description", "Press the arrow keys to read the values in the picture.")
+    for (const [name, value] of [["tabindex", 0], ["aria-description", "Press the arrow keys to read the values in the picture."]]) {
+      if (some.length) svg.setAttribute(name, value)
+      else svg.removeAttribute(name)
+    }
     if (pointer) follow()
     else if (at >= 0) reveal(some[at])
   })

@@ -200,7 +200,7 @@ const rates = () => [1, 2, 5, 10, 25, 50, 100, 200, 300, 450, 900]
 const inside = (first, options) => ({ node }) => node > 1 ? options() : [first] // a link that nobody takes has no choice
 const between = (first, options) => ({ ranks, node }) => node < ranks ? options() : [first]
 
-const controls = [
+export const controls = [
   { name: "collective", label: "collective", options: () => COLLECTIVES, first: "all-reduce", main: true },
   { name: "ranks", label: "number of ranks, n", options: () => range(2, 17), first: 8, slider: true },
   { name: "node", label: "ranks in a node, g", options: nodes, first: state => state.ranks, slider: true,

@@ -171,7 +171,7 @@ export const facts = (text, name, scale, times, rest) => {
 const DECIMAL = "[+-]?(\\d+\\.?\\d*|\\.\\d+)(e[+-]?\\d{1,2})?"
 const number = new RegExp(`^(${DECIMAL}|0x[0-9a-f]{1,8}|[+-]?inf|nan)$`)
 const numbers = new RegExp(`^(${DECIMAL}( +(?=.)|$)){0,31}$`)
-const controls = [
+export const controls = [
   { name: "number", label: "number, or its bits as 0x…", valid: text => number.test(text), first: "0.1", main: true },
   { name: "format", label: "format", options: () => Object.keys(FORMATS), first: "bf16", main: true },
   { name: "scale", label: "multiplied by a scale of", first: 0, slider: true, text: k => joined(`2^${k}`),

@@ -76,7 +76,7 @@ const allowed = (state, values) => !whyNot(shapeIn(state), layoutOf({ micro_batc
 const plain = value => value.toLocaleString("en")
 const slider = true
 
-const controls = [
+export const controls = [
   { name: "model", label: "model", options: () => Object.keys(tables.models), first: "llama-3-70b", main: true },
   { name: "gpu", label: "kind of GPU", options: () => Object.keys(tables.hardware), first: "h100" },
   { name: "sequence", label: "tokens in a sequence", options: () => powers(10, 17), first: 8192, text: plain, slider },

@@ -116,7 +116,7 @@ const tokens = n => n < 2 ** 20 ? `${n / 2 ** 10}K` : `${n / 2 ** 20}M`
 const COLUMNS = ["a step", "tokens/s/GPU", "MFU", "bubble", "memory"]
 const number = text => parseFloat(text.replaceAll(",", ""))
 
-const controls = [
+export const controls = [
   { name: "model", label: "model", options: () => Object.keys(tables.models), first: "llama-3-70b", main: true },
   { name: "gpu", label: "kind of GPU", options: () => Object.keys(tables.hardware), first: "h100" },
   { name: "gpus", label: "number of GPUs", options: () => powers(0, 12), first: 256, slider: true, main: true },

@@ -63,7 +63,7 @@ export const facts = (gpu, model, point, b, c, m, n) => {
 // ---- the page
 
 const powers = (from, to) => [...Array(to - from + 1).keys()].map(k => 2 ** (from + k))
-const controls = [
+export const controls = [
   { name: "gpu", label: "GPU", options: () => Object.keys(GPUS), first: "h100", main: true },
   { name: "model", label: "model", options: () => Object.keys(MODELS), first: "llama-3-8b" },
   { name: "point", label: "operation", options: () => Object.keys(points(MODELS["llama-3-8b"], 1, 1, 1, 1)), first: "decode", main: true },

@@ -149,7 +149,7 @@ export const facts = (name, p, m, v, f, b, w, link, pace) => {
 const ms = value => `${value} ms`
 const oneTo = n => upTo(n).map(i => i + 1)
 const timesOf = name => ({ name, options: () => oneTo(30), first: 10, text: ms, slider: true })
-const controls = [
+export const controls = [
   { name: "schedule", label: "schedule", options: () => NAMES, first: "1f1b", main: true },
   { name: "ranks", label: "number of ranks, p", options: () => [2, 3, 4, 5, 6, 7, 8], first: 4, slider: true, main: true },
   { name: "micro-batches", label: "number of micro-batches, m", first: 8, slider: true, main: true,

@@ -167,7 +167,7 @@ const powers = (from, to) => upTo(to - from + 1).map(i => 2 ** (from + i))
 const slide = (name, label, options, first, text) => ({ name, label, options, first, text, slider: true })
 const main = control => ({ ...control, main: true })
 const tokens = value => `${value} tokens`, micro = value => inSeconds(value / 1e6), milli = value => `${value} ms`
-const controls = [
+export const controls = [
   main(slide("rate", "requests that arrive in a second", () => LOADS, 6)),
   slide("prompt", "mean length of a prompt", () => [50, 100, 200, 500, 1000, 2000, 4000], 1000, tokens),
   slide("answer", "mean length of an answer", () => [20, 50, 100, 200, 500], 200, tokens),

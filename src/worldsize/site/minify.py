@@ -24,8 +24,8 @@ LITERAL = re.compile(
 )
 REGULAR_EXPRESSION = re.compile(r"/(?:\\.|\[(?:\\.|[^\]\\])*\]|[^/\\\[\n])+/\w*")
 BEFORE_EXPRESSION = re.compile(r"(?:^|[(,=:\[!&|?{};>]|\breturn)\s*$")
-BESIDE_SIGN = re.compile(r" *([^\w\s$\"'`#@\\+-]) *| *([+-])(?! *[+-]) *")
-SIGNS = re.compile(r"[+-]\s+[+-]")
+# The spaces in `a - -b` stay, because `--` is a different operator.
+BESIDE_SIGN = re.compile(r" *([^\w\s$\"'`#@\\+-]) *|(?<![+-]) *([+-])(?! *[+-]) *")
 
 
 def minify(module: str) -> str:
@@ -92,7 +92,7 @@ def _template(text: str, position: int) -> tuple[str, int]:
     while text[position] != "`":
         if text.startswith("${", position):
             code, position = _code(text, position + 2, inside_template=True)
-            out.append(f"${{{code}}}")
+            out.append(f"${{{code.strip()}}}")
         else:
             size = 2 if text[position] == "\\" else 1
             out.append(text[position : position + size])
@@ -103,6 +103,4 @@ def _template(text: str, position: int) -> tuple[str, int]:
 def _without_spaces(code: str) -> str:
     """Return code without literals and without the spaces that separate nothing."""
     code = re.sub(r"[ \t]*\n[ \t]*", "\n", code)
-    if SIGNS.search(code):  # rare: `a + +b` must not become `a ++b`
-        return code
     return BESIDE_SIGN.sub(lambda sign: sign[1] or sign[2], code)

@@ -30,6 +30,7 @@ from worldsize.site import (
     changes,
     embeds,
     html_postprocess,
+    instruments,
     labs,
     llms_txt,
     minify,
@@ -132,6 +133,8 @@ class BookPlugin(BasePlugin[BookConfig]):
     ) -> str:
         with assume_unchanged(self.memo):
             text = self._text(markdown, page, config)
+            if not page.file.generated_by:
+                instruments.check_page(Path(page.file.abs_src_path), self.root)
             if self.cache:
                 lines = expand_directives(text.split("\n"), self.root)
                 inputs = "\n".join([str(page.meta), text, *lines])
