@@ -62,7 +62,7 @@ export const drawing = caption => {
   const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg")
   svg.setAttribute("role", "img")
   svg.setAttribute("aria-label", caption)
-  const tip = element("p", { class: "instrument-tip", role: "status" })
+  const tip = element("p", { class: "instrument-tip", "aria-live": "polite" })
   const box = element("div", { class: "instrument-drawing" }, svg, tip)
   let at = -1, pointer
   const all = () => [...svg.querySelectorAll("[data-tip]")]
@@ -139,7 +139,7 @@ export const picture = (caption, columns, { above = [], below = [] } = {}) => {
       name === chosen ? { "aria-current": "true" } : {}, element("th", { scope: "row" }, name),
       ...cells.map((words, i) => element("td", cells.length > 1 ? {} : { colspan: columns.length - 1 },
         joined(words), i === column && name === best ? ` · ${word}` : "")))))
-  const busy = () => element("p", { class: "instrument-computing", role: "status" })
+  const busy = () => element("p", { class: "instrument-computing", "aria-live": "polite" })
   return { svg, table, list, compare, output: {
     stage: element("div", { class: "instrument-stage" }, ...above, box, busy()),
     below: element("div", { class: "instrument-picture" }, ...below, terms, busy(), table) } }

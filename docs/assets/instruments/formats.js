@@ -182,7 +182,7 @@ export const controls = [
 ]
 const presets = [
   { name: "0.1 in bf16", values: {} },
-  { name: "a sum that stalls", values: { number: "0.001", format: "fp16", times: 4096 } },
+  { name: "4,096 ones added in bf16", values: { number: "1", times: 4096 } },
   { name: "a small gradient in fp16", values: { number: "2e-8", format: "fp16" } },
   { name: "a block in NVFP4", values: { format: "nvfp4" } },
 ]
