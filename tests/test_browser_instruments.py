@@ -277,12 +277,14 @@ def test_controls_of_unused_links_are_hidden(page: Page, site_url: str) -> None:
         (1, "between", "8 MiB, between"),
     ):
         open_instrument(page, site_url, "collective", f"?node={node}")
+        unfold(page, "collective")
         for where, prefix in (("inside", ""), ("between", "far-")):
             for each in ("alpha", "rate"):
                 control = page.locator(f"#collective-{prefix}{each}")
                 assert control.is_visible() == (where == links), (node, where, each)
         assert message in page.inner_text("#collective [role=status]")
     open_instrument(page, site_url, "collective", "?node=4")
+    unfold(page, "collective")
     assert page.locator("#collective-alpha").is_visible()
     assert page.locator("#collective-far-alpha").is_visible()
     message = page.inner_text("#collective [role=status]")
@@ -870,7 +872,7 @@ def test_all_instruments_move_while_they_are_in_view(page: Page, site_url: str) 
         page.wait_for_function(
             "each => each.hasAttribute('data-ready')", arg=each.element_handle()
         )
-        svg, button = each.locator("svg").first, each.locator("button")
+        svg, button = each.locator("svg").first, each.locator("> button")
         page.wait_for_function(
             "([svg, old]) => svg.getAttribute('aria-label') !== old",
             arg=[svg.element_handle(), svg.get_attribute("aria-label")],

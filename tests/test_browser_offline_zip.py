@@ -69,6 +69,7 @@ def test_the_planner_works(page: Page) -> None:
     status, answered = page.locator("#planner [role=status]"), "#planner:not([aria-busy])"
     page.wait_for_selector(f"{answered}[data-ready]")
     status.get_by_text(re.compile("fastest that fit, .* 16.94")).wait_for()
+    page.click("#planner summary")  # the other settings are folded
     page.select_option("#planner-gpu", "b200")
     page.wait_for_selector(answered)
     status.get_by_text("fastest that fit").wait_for()

@@ -262,10 +262,7 @@ export const instrument = (place, { controls, presets = [], show, output, bar, d
     }, 150)
   }
 
-  const tell = text => {
-    text = joined(text)
-    if (status.textContent !== text) status.textContent = text
-  }
+  const tell = text => { if (status.textContent !== text) status.textContent = text }
   const change = (changes = {}) => {
     Object.assign(state, changes)
     settle(state)
@@ -309,8 +306,10 @@ export const instrument = (place, { controls, presets = [], show, output, bar, d
     () => tell(`${what} is copied.`), () => tell("The browser does not let a page copy."))
   const work = element("div", { class: "instrument-work" }, output.stage)
   const made = { state, change, button, play: () => {}, pause: () => {} }
-  if (gallery) place.querySelector("a").parentElement.before(work)
-  else {
+  if (gallery) {
+    for (const each of output.stage.children) each.inert = !each.matches(".instrument-drawing")
+    place.querySelector("a").parentElement.before(work)
+  } else {
     const row = element("p", { class: "instrument-presets", role: "group", "aria-label": "Examples" }, ...ready.map(each => each.button))
     work.append(...bar ? [bar] : [], ...ready.length && !small ? [row] : [], form, status)
     if (small) link.parentElement.before(work)

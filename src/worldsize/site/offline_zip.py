@@ -26,7 +26,7 @@ FOLDER = re.compile(r' href="(?=[^"#?])(?:[^":#?]*/)?(?:\.\.?)?(?=["#?])')
 MOVED = re.compile(r'\n"\S+/(?=": ")')
 PRELOAD = re.compile(r'<link rel="modulepreload"[^>]*>\n')
 COPY = re.compile(r'<div class="md-content__button copy-page">.*?</div>\n', re.DOTALL)
-EMBEDDED = re.compile(r'(<div class="instrument embedded" data-instrument="(\w+)")')
+EMBEDDED = re.compile(r'(<div class="instrument embedded"[^>]* data-instrument="(\w+)")')
 MODULE = re.compile(r'(<script type="module" src=")[./]*([^"]+)')
 
 
