@@ -826,7 +826,8 @@ def test_two_instruments_in_one_chapter_work(page: Page, site_url: str) -> None:
     page.wait_for_selector("#collective-2[data-ready]")
     link = second.locator("a[href*='instruments/collective/']")
     query = urlsplit(link.get_attribute("href")).query
-    assert dict(parse_qsl(query)) == {"ranks": "4", "algorithm": "tree", "step": "1"}
+    settings = {"ranks": "4", "algorithm": "tree", "step": "1"}
+    assert settings.items() <= dict(parse_qsl(query)).items()
     status = ".instrument-status"
     before = first.locator(status).inner_text(), second.locator(status).inner_text()
     second.locator("select").last.select_option("doubling")
