@@ -31,7 +31,7 @@ PAGES = [page.read_text("utf-8") for page in (ROOT / "docs/instruments").glob("*
 EMBEDDED = {name for page in PAGES for name in re.findall(r'--8<-- "(snippets/[^":]+)', page)}
 # the files on which the pages and the numbers of the instruments depend
 INPUTS = [
-    "src", "docs/assets", "docs/instruments", "mkdocs.yml", "overrides", "snippets/planner",
+    "src", "docs/assets", "docs/instruments", "docs/index.md", "docs/contributing/site.md", "mkdocs.yml", "overrides", "snippets/planner",
     "snippets/03_model_parallelism/schedules.py", "snippets/06_gpu_computing/roofline.py",
     "snippets/09_inference/decode_bound.py", *sorted(EMBEDDED),
 ]  # fmt: skip
@@ -94,6 +94,18 @@ def open_instrument(page: Page, site_url: str, name: str, query: str = "") -> Pa
     page.goto(f"{site_url}instruments/{name}/{query}")
     page.wait_for_selector(f"#{name}[data-ready]")
     return wait_for_answer(page, name)
+
+
+def unfold(page: Page, name: str) -> None:
+    """Show the settings that are folded."""
+    page.locator(f"#{name} details").evaluate_all("all => all.forEach(e => { e.open = true })")
+
+
+def with_carets(text: str) -> str:
+    """Return the text with raised exponents written as programs print them: 2⁻⁴ as 2^-4."""
+    raised = "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"
+    text = re.sub(f"[{raised}]+", r"^\g<0>", text)
+    return text.translate(str.maketrans(raised, "-0123456789"))
 
 
 def wait_for_answer(page: Page, name: str) -> Page:
@@ -265,12 +277,14 @@ def test_controls_of_unused_links_are_hidden(page: Page, site_url: str) -> None:
         (1, "between", "8 MiB, between"),
     ):
         open_instrument(page, site_url, "collective", f"?node={node}")
+        unfold(page, "collective")
         for where, prefix in (("inside", ""), ("between", "far-")):
             for each in ("alpha", "rate"):
                 control = page.locator(f"#collective-{prefix}{each}")
                 assert control.is_visible() == (where == links), (node, where, each)
         assert message in page.inner_text("#collective [role=status]")
     open_instrument(page, site_url, "collective", "?node=4")
+    unfold(page, "collective")
     assert page.locator("#collective-alpha").is_visible()
     assert page.locator("#collective-far-alpha").is_visible()
     message = page.inner_text("#collective [role=status]")
@@ -459,7 +473,7 @@ def test_plans_equal_those_of_the_program(
 # For the focused control: whether it is visible, its kind, and the text that a screen reader
 # speaks. For the page: its address and its status message.
 CONTROL_STATE = """each => [
-  each === document.activeElement, each.checkVisibility(), each.type,
+  each === document.activeElement, each.checkVisibility(), each.type ?? each.localName,
   each.getAttribute("aria-valuetext"), location.href,
   each.closest(".instrument").querySelector("[role=status]").innerText,
 ]"""
@@ -469,7 +483,7 @@ CONTROL_STATE = """each => [
 def test_every_control_works_by_keyboard(page: Page, site_url: str, name: str) -> None:
     open_instrument(page, site_url, name)
     press, status = page.keyboard.press, page.locator(f"#{name} [role=status]")
-    controls = page.locator(f"#{name} :is(input, select, button)")
+    controls = page.locator(f"#{name} :is(input, select, button, summary, svg[tabindex])")
     controls.first.focus()
     for at in itertools.count():
         if at >= controls.count():  # a pressed button can add or remove controls
@@ -485,15 +499,28 @@ def test_every_control_works_by_keyboard(page: Page, site_url: str, name: str) -
                 press("ArrowLeft")
             assert control.get_attribute("aria-valuetext") != spoken
         elif kind == "select-one":
+            chosen = control.input_value()
             press("ArrowDown")
+            if control.input_value() == chosen:  # it was the last option
+                press("ArrowUp")
         elif kind == "text":
             page.keyboard.type("5")
+        elif kind == "svg":  # the arrow keys read its values
+            tip = control.locator("xpath=following-sibling::p")
+            first = tip.inner_text()
+            press("ArrowRight")
+            assert first and tip.inner_text() and tip.is_visible()
+            press("Escape")
+            assert tip.inner_text() == ""
         else:
             press("Enter")
         wait_for_answer(page, name)
-        if kind != "button":  # the address contains the settings
+        if kind == "summary":  # the other settings are folded
+            page.wait_for_selector(f"#{name} details[open]")
+        elif kind not in ("button", "svg"):  # the address contains the settings
             page.wait_for_function("old => location.href !== old", arg=before)
-        elif control.count() and control.inner_text() == "Stop":  # an animation is running
+        elif kind == "button" and control.count() and control.inner_text() == "Stop":
+            # an animation is running
             page.wait_for_function(
                 "([s, old]) => s.textContent !== old", arg=[status.element_handle(), message]
             )
@@ -501,7 +528,8 @@ def test_every_control_works_by_keyboard(page: Page, site_url: str, name: str) -
             assert control.inner_text() == "Play"
         press("Tab")
     page.wait_for_function("location.search === ''")  # the last button resets everything
-    assert page.locator(f"#{name} svg").get_attribute("aria-label")
+    for each in page.locator(f"#{name} svg").all():
+        assert each.get_attribute("aria-label")
 
 
 # For each address: the link that the instrument offers, and its facts. The instrument restarts
@@ -532,12 +560,13 @@ def test_a_link_and_a_command_give_the_same_numbers(
     page: Page, site_url: str, tmp_path: Path, name: str
 ) -> None:
     open_instrument(page, site_url, name)
+    unfold(page, name)
     for each in page.locator(f"#{name} :is(input, select)").all():
         if each.is_enabled():
             each.press("ArrowRight")
     wait_for_answer(page, name)
     copied = {}
-    for button in ("Copy link", "Copy as Python"):
+    for button in ("Copy link", "Copy command"):
         page.get_by_role("button", name=button).click()
         page.wait_for_function(
             f"document.querySelector('#{name} [role=status]').textContent.endsWith('is copied.')"
@@ -547,14 +576,14 @@ def test_a_link_and_a_command_give_the_same_numbers(
     shown = page.inner_text(f"#{name} .instrument-facts")
     query = copied["Copy link"].partition("?")[2]
     assert page.evaluate(STATES, [name, [query]])[0][1] == shown
-    _, _, *arguments = shlex.split(copied["Copy as Python"])
+    _, _, *arguments = shlex.split(copied["Copy command"])
     ran = subprocess.run(
         [sys.executable, ROOT / "snippets" / PROGRAMS[name], *arguments],
         cwd=tmp_path, capture_output=True, text=True, check=True,
     )  # fmt: skip
     values = page.locator(f"#{name} .instrument-facts dd").all_inner_texts()
     for value in itertools.chain(*(each.replace("\xa0", " ").split(" = ") for each in values)):
-        assert value in ran.stdout, (value, ran.stdout)
+        assert value in ran.stdout or with_carets(value) in ran.stdout, (value, ran.stdout)
 
 
 @pytest.mark.inputs(*SITE_WITHOUT_COMMENTS)
@@ -597,14 +626,14 @@ LAYOUT_SHIFT = """() => new Promise(resolve => {
 })"""
 
 # Returns the pairs of words in a drawing that overlap.
-OVERLAPPING = """svg => {
+OVERLAPPING = """drawings => drawings.flatMap(svg => {
   const words = [...svg.querySelectorAll("text")].filter(each => each.textContent.trim())
   const boxes = words.map(each => each.getBoundingClientRect())
   const common = (a, b, from, to) => Math.min(a[to], b[to]) - Math.max(a[from], b[from])
   return boxes.flatMap((a, i) => boxes.slice(0, i).flatMap((b, k) =>
     common(a, b, "left", "right") > 2 && common(a, b, "top", "bottom") > 4
       ? [[words[k].textContent, words[i].textContent]] : []))
-}"""
+})"""
 
 
 # Sets one control after the other to its maximum, and returns the width of the page each time.
@@ -628,17 +657,17 @@ def test_a_page_fits_its_window_does_not_shift_and_can_be_printed(
     page.wait_for_load_state("networkidle")
     assert page.evaluate(LAYOUT_SHIFT) < 0.02
     drawing = page.locator(f"#{name} svg")
-    assert drawing.evaluate(OVERLAPPING) == []
+    assert drawing.evaluate_all(OVERLAPPING) == []
     controls = page.locator(f"#{name} :is(select, input[type=range])")
     assert max(controls.evaluate_all(WIDTH_AT_MAXIMUM)) <= width
     wait_for_answer(page, name)
-    assert drawing.evaluate(OVERLAPPING) == []
+    assert drawing.evaluate_all(OVERLAPPING) == []
     assert page.evaluate("document.documentElement.scrollWidth") <= width
 
     on_paper = f"#{name} :is(img, .transcript)"
     assert not page.locator(on_paper).is_visible()
     set_view(page, width, media="print")
-    assert drawing.is_visible() and not page.locator(f"#{name} input").first.is_visible()
+    assert drawing.first.is_visible() and not page.locator(f"#{name} input").first.is_visible()
 
 
 def test_instruments_are_usable_without_javascript(browser: Browser, site_url: str) -> None:
@@ -665,6 +694,194 @@ def test_other_pages_load_no_instrument(built_site: Path) -> None:
         loaded = [name]
         for each in loaded:
             text = files[each].read_text("utf-8")  # later imports are not counted
-            named = re.findall(r'(?:from |URL\()"(?:./)?(\w+)\.js"', text)
+            named = re.findall(r'(?:from ?|URL\()"(?:./)?(\w+)\.js"', text)
             loaded += [other for other in named if other not in loaded]
         assert sum(files[each].stat().st_size for each in loaded) < 40_000, loaded
+
+
+# For each text in a bar and each bit: its contrast with the shape below it, and its words. The
+# canvas converts every colour to bytes, and paints a pale shape over the paper.
+CONTRASTS = """name => {
+  const canvas = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true })
+  const luminance = (...colours) => {
+    for (const [colour, alpha] of colours) {
+      canvas.globalAlpha = alpha
+      canvas.fillStyle = colour
+      canvas.fillRect(0, 0, 1, 1)
+    }
+    const linear = [...canvas.getImageData(0, 0, 1, 1).data].map(byte => {
+      const x = byte / 255
+      return x <= 0.04045 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4
+    })
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+  }
+  const paper = getComputedStyle(document.body).getPropertyValue("--paper")
+  const texts = [...document.querySelectorAll(`#${name} :is(.on, .instrument-bits button)`)]
+  return texts.filter(each => each.checkVisibility()).map(each => {
+    const html = each.localName === "button", style = getComputedStyle(each)
+    const shape = getComputedStyle(html ? each : each.previousElementSibling)
+    const below = luminance([paper, 1], [html ? shape.backgroundColor : shape.fill, shape.opacity])
+    const ink = luminance([html ? style.color : style.fill, 1])
+    return [(Math.max(ink, below) + 0.05) / (Math.min(ink, below) + 0.05), each.textContent]
+  })
+}"""
+
+# pictures with text in bars, or with bits
+WITH_TEXT = {
+    "collective": "?collective=all-to-all",
+    "schedules": "?schedule=zb-v&ranks=3",
+    "attention": "",
+    "formats": "",
+}
+
+
+@pytest.mark.parametrize("name", WITH_TEXT)
+def test_text_in_bars_has_enough_contrast(page: Page, site_url: str, name: str) -> None:
+    set_view(page, 1280, "light")
+    open_instrument(page, site_url, name, WITH_TEXT[name])
+    for colours in ("light", "dark"):
+        set_view(page, 1280, colours)
+        scheme = "slate" if colours == "dark" else "default"
+        page.wait_for_selector(f"body[data-md-color-scheme={scheme}]")
+        page.evaluate("new Promise(requestAnimationFrame)")
+        found = page.evaluate(CONTRASTS, name)
+        assert len(found) >= 3
+        assert not [each for each in found if each[0] < 4.5], colours
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("width", "height"), [(390, 844), (1280, 720)])
+def test_the_picture_stays_in_view_while_controls_move(
+    page: Page, site_url: str, name: str, width: int, height: int
+) -> None:
+    page.set_viewport_size({"width": width, "height": height})
+    open_instrument(page, site_url, name)
+    unfold(page, name)
+    last = page.locator(f"#{name} .instrument-work :is(input, select):enabled").last
+    last.evaluate("each => each.scrollIntoView({ block: 'end', behavior: 'instant' })")
+    top, tall, below = page.locator(f"#{name} .instrument-stage").evaluate(
+        "(each, last) => { const box = each.getBoundingClientRect();"
+        "return [box.top, box.height, last.getBoundingClientRect().bottom - box.bottom] }",
+        last.element_handle(),
+    )
+    assert top >= 0 and below > 0
+    assert tall <= 0.62 * height  # the picture with its margins
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_preset_sets_all_values_and_the_address(page: Page, site_url: str, name: str) -> None:
+    open_instrument(page, site_url, name)
+    presets = page.locator(f"#{name} .instrument-presets button")
+    assert presets.count() >= 2
+    addresses = set()
+    for preset in presets.all():
+        preset.click()
+        wait_for_answer(page, name)
+        assert preset.get_attribute("aria-pressed") == "true"
+        page.wait_for_timeout(250)  # the address changes a little later
+        query = urlsplit(page.url).query
+        open_instrument(page, site_url, name, f"?{query}")
+        assert preset.get_attribute("aria-pressed") == "true"
+        addresses.add(query)
+    assert len(addresses) == presets.count()
+
+
+# Returns the name of each control of a module, and its values with the initial settings.
+CONTROLS = """async url => {
+  const { controls } = await import(url), state = {}
+  for (const { name, first } of controls) {
+    state[name] = typeof first === "function" ? first(state) : first
+  }
+  return controls.map(({ name, valid, options }) =>
+    [name, valid ? [] : options(state).map(String)])
+}"""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_build_knows_the_settings_of_an_instrument(
+    page: Page, site_url: str, name: str
+) -> None:
+    from worldsize.site import instruments
+
+    open_instrument(page, site_url, name)
+    found = page.evaluate(CONTROLS, f"{site_url}assets/instruments/{name}.js")
+    assert {each for each, _ in found} == set(instruments.INSTRUMENTS[name]["parameters"])
+    for parameter, values in found:
+        for value in values:
+            assert instruments.checked(name, parameter, value) == value
+
+
+def test_two_instruments_in_one_chapter_work(page: Page, site_url: str) -> None:
+    set_view(page, 1280)
+    requested: list[str] = []
+    page.on("request", lambda request: requested.append(request.url))
+    page.goto(f"{site_url}contributing/site/")
+    page.wait_for_load_state("networkidle")
+    assert not [url for url in requested if "collective.js" in url]  # not yet in view
+    first, second = page.locator(".embedded").all()
+    assert first.locator("img").count() == 1  # until the instrument is there
+    first.scroll_into_view_if_needed()
+    page.wait_for_selector("#collective-1[data-ready]")
+    second.scroll_into_view_if_needed()
+    page.wait_for_selector("#collective-2[data-ready]")
+    link = second.locator("a[href*='instruments/collective/']")
+    query = urlsplit(link.get_attribute("href")).query
+    settings = {"ranks": "4", "algorithm": "tree", "step": "1"}
+    assert settings.items() <= dict(parse_qsl(query)).items()
+    status = ".instrument-status"
+    before = first.locator(status).inner_text(), second.locator(status).inner_text()
+    second.locator("select").last.select_option("doubling")
+    page.wait_for_function(
+        "link => link.search.includes('algorithm=doubling')", arg=link.element_handle()
+    )
+    assert first.locator(status).inner_text() == before[0]
+    assert second.locator(status).inner_text() != before[1]
+    assert second.locator("svg").get_attribute("aria-label").startswith("4 columns")
+    assert urlsplit(page.url).query == ""
+    assert not first.locator("img").is_visible()
+    ids = page.evaluate("[...document.querySelectorAll('[id]')].map(each => each.id)")
+    assert len(ids) == len(set(ids))
+    link.click()
+    page.wait_for_selector("#collective[data-ready]")
+    assert page.locator("#collective-algorithm").input_value() == "doubling"
+
+
+def test_small_instruments_show_a_picture_without_javascript_and_on_paper(
+    browser: Browser, page: Page, site_url: str
+) -> None:
+    plain = browser.new_page(java_script_enabled=False)
+    plain.goto(f"{site_url}contributing/site/")
+    for each in plain.locator(".embedded").all():
+        assert each.locator("img").is_visible() and each.locator("a").is_visible()
+    plain.close()
+    page.goto(f"{site_url}contributing/site/")
+    page.locator(".embedded").first.scroll_into_view_if_needed()
+    page.wait_for_selector("#collective-1[data-ready]")
+    page.emulate_media(media="print")
+    assert page.locator("#collective-1 img").is_visible()
+    assert not page.locator("#collective-1 svg").is_visible()
+
+
+def test_all_instruments_move_while_they_are_in_view(page: Page, site_url: str) -> None:
+    set_view(page, 1280)
+    page.emulate_media(reduced_motion="no-preference")
+    page.goto(f"{site_url}instruments/")
+    places = page.locator(".embedded")
+    assert places.count() == len(NAMES)
+    for each in places.all():
+        each.scroll_into_view_if_needed()
+        page.wait_for_function(
+            "each => each.hasAttribute('data-ready')", arg=each.element_handle()
+        )
+        svg, button = each.locator("svg").first, each.locator("> button")
+        page.wait_for_function(
+            "([svg, old]) => svg.getAttribute('aria-label') !== old",
+            arg=[svg.element_handle(), svg.get_attribute("aria-label")],
+        )
+        button.click()
+        assert button.inner_text() == "Play"
+    page.emulate_media(reduced_motion="reduce")
+    page.goto(f"{site_url}instruments/")
+    page.wait_for_selector("#collective-1[data-ready]")
+    assert page.locator("#collective-1 button").inner_text() == "Play"
+    page.emulate_media(reduced_motion="no-preference")

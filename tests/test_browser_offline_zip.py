@@ -69,6 +69,7 @@ def test_the_planner_works(page: Page) -> None:
     status, answered = page.locator("#planner [role=status]"), "#planner:not([aria-busy])"
     page.wait_for_selector(f"{answered}[data-ready]")
     status.get_by_text(re.compile("fastest that fit, .* 16.94")).wait_for()
+    page.click("#planner summary")  # the other settings are folded
     page.select_option("#planner-gpu", "b200")
     page.wait_for_selector(answered)
     status.get_by_text("fastest that fit").wait_for()
@@ -76,3 +77,13 @@ def test_the_planner_works(page: Page) -> None:
     page.wait_for_url(re.compile("gpu=b200"))  # the address changes shortly after the controls
     page.get_by_role("button", name="layout 1").click()
     status.get_by_text("launch line").wait_for()
+
+
+def test_small_instruments_work(page: Page, folder: Path) -> None:
+    page.goto(f"{folder.as_uri()}/instruments/index.html")
+    for name in ("collective-1", "memory-5"):
+        place = page.locator(f"[data-instrument={name.partition('-')[0]}]")
+        place.scroll_into_view_if_needed()
+        page.wait_for_selector(f"#{name}[data-ready]:not([aria-busy]) svg rect")
+    page.click("#collective-1 a")
+    page.wait_for_selector("#collective[data-ready]")

@@ -28,8 +28,10 @@ from worldsize.site import (
     embeds,
     glossary,
     html_postprocess,
+    instruments,
     llms_txt,
     math_svg,
+    minify,
     page_stats,
     programs,
     search,
@@ -530,6 +532,88 @@ A [b]({site}b/?n=1#c), [c]({site}t/c/), [here]({site}t/a/#a), [l]({site}labs/l/)
 1. `` ` `` 3 < 4
 
 | a · b |
+"""
+    )
+
+
+# --- instruments -----------------------------------------------------------------------------
+
+
+def test_a_comment_shows_a_small_instrument(book: Book) -> None:
+    for name in instruments.INSTRUMENTS:
+        book.write(f"docs/instruments/{name}.md", f'---\ntitle: "The {name}"\n---\n\n# T\n')
+    home = [f"![A {each}.](assets/thumbnails/{each}.svg)\n" for each in instruments.INSTRUMENTS]
+    book.write("docs/index.md", "\n".join(home))
+
+    def expanded(line: str) -> str:
+        directives = {"instrument": instruments.show, "instruments": instruments.show_all}
+        return "\n".join(yaml_schema.expand_directives([line], directives, book.root))
+
+    small = expanded(
+        '<!-- instrument: collective ranks=8 size=4MiB "Which is the fastest?" -->'
+    )
+    assert (
+        'data-instrument="collective" data-state="ranks=8&amp;size=4194304" markdown' in small
+    )
+    assert "**Which is the fastest?**" in small
+    assert "![A collective.](/assets/thumbnails/collective.svg)" in small
+    assert "](/instruments/collective.md?ranks=8&size=4194304)" in small
+    assert instruments.INSTRUMENTS["memory"]["question"] in expanded(
+        "<!-- instrument: memory -->"
+    )
+    every = expanded("<!-- instruments: all -->")
+    assert every.count("data-gallery") == len(instruments.INSTRUMENTS)
+    assert "**The formats.** [What is lost" in every
+    code = "Write `<!-- instrument: x -->`."
+    assert expanded(code) == code
+
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="t/a.md"), url="t/a/")
+    config = SimpleNamespace(site_url="https://a.example/")
+    files = SimpleNamespace(
+        get_file_from_path=lambda path: SimpleNamespace(url=path.replace(".md", "/"))
+    )
+    text = llms_txt.plain_markdown(["# A", *small.split("\n")], page, config, files)
+    assert "**Which is the fastest?**" in text and "<div" not in text
+    assert "](https://a.example/assets/thumbnails/collective.svg)" in text
+    assert "](https://a.example/instruments/collective/?ranks=8&size=4194304)" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("colective", "there is no instrument colective, only collective, schedules"),
+        ("collective rank=8", "collective has no setting rank, only collective, ranks"),
+        ("collective ranks=17", "ranks is a whole number from 2 to 16, not 17"),
+        ("collective size=4MB", "size is a whole number from 1024 to 4294967296, not 4MB"),
+        ("collective algorithm=star", "algorithm is ring or tree or doubling or hierarchical"),
+        ("collective ranks", "ranks must have the form setting=value"),
+    ],
+)
+def test_a_wrong_comment_of_an_instrument_names_file_and_line(
+    book: Book, words: str, message: str
+) -> None:
+    path = book.write("docs/01_x.md", f"# X\n\n<!-- instrument: {words} -->\n")
+    with pytest.raises(yaml_schema.DataError, match=rf"^docs/01_x\.md:3: {message}"):
+        instruments.check_page(path, book.root)
+
+
+def test_minified_modules_keep_their_strings_and_statements() -> None:
+    module = """
+// a comment
+const a = b => ({ ...b, text: "x  // y" }) // the end
+const c = `a  ${ [1, 2].map(each => `${ each } }`).join( " - " ) }  /* d */`
+if (a / 2 > 1 && /["'`] +\\/[/ ]x/.test(c)) e = a - -1
+/* two
+   lines */
+export const f = (x, y) => x ** 2 + y % 3
+"""
+    assert (
+        minify.minify(module)
+        == """\
+const a=b=>({...b,text:"x  // y"})
+const c=`a  ${[1,2].map(each=>`${each} }`).join(" - ")}  /* d */`
+if(a/2>1&&/["'`] +\\/[/ ]x/.test(c))e=a - -1
+export const f=(x,y)=>x**2+y%3
 """
     )
 

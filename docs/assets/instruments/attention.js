@@ -1,6 +1,6 @@
 // "Flash attention, tile by tile": the tiles of snippets/10_flash_attention/attention_in_tiles.py, played.
 // tests/test_browser_instruments.py holds the two together.
-import { digits, element, fill, inBytes, instrument, picture, sum, upTo, widthOf } from "./base.js"
+import { digits, drawing, element, fill, inBytes, instrument, picture, sum, superscript, upTo, widthOf } from "./base.js"
 import { player } from "./moved.js"
 
 const ORDERS = ["queries-outside", "keys-outside"]
@@ -104,7 +104,7 @@ const onChip = ({ rows: r, columns: c, width: d }) => 2 * d * (r + 2 * c) + 4 * 
 const whole = x => x === -Infinity ? "−∞" : String(x).replace("-", "−")
 
 const power = (before, after) => before === after ? "1" : before === -Infinity ? "0"
-  : `2${String(before - after).replace(/./g, each => "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"["-0123456789".indexOf(each)])}`
+  : `2${superscript(before - after)}`
 
 export const facts = s => {
   const computed = tiles(s), done = computed.slice(0, s.step), tile = done.at(-1)
@@ -141,27 +141,34 @@ export const facts = s => {
 // ---- the page
 
 const slide = (name, label, options, first, text) => ({ name, label, options, first, text, slider: true })
+const main = control => ({ ...control, main: true })
 const SIZES = [32, 64, 128, 256, 512]
 const fitting = ({ sequence }) => SIZES.filter(each => sequence / each <= 32)
 const count = s => tiles(s).length
-const controls = [
-  slide("sequence", "Sequence, s", () => [512, 1024, 2048, 4096], 1024),
-  slide("width", "Head, d", () => [64, 128, 256], 128),
-  slide("rows", "Queries of a tile", fitting, 128),
-  slide("columns", "Keys of a tile", fitting, 128),
-  { name: "order", label: "Order", options: () => ORDERS, first: ORDERS[0], text: value => value.replace("-", " ") },
-  { name: "mask", label: "Mask", options: () => ["none", "causal"], first: "none" },
-  { name: "scores", label: "Scores", options: () => SCORES, first: "random", text: value => value.replace("-", " ") },
-  slide("query", "Query in tile", ({ rows }) => upTo(rows), 0, (value, { rows }) => `${value} of ${rows}`),
-  slide("step", "Tiles done", s => range(1, count(s) + 1), 13, (value, s) => `${value} of ${count(s)}`),
+export const controls = [
+  slide("sequence", "tokens in the sequence, s", () => [512, 1024, 2048, 4096], 1024),
+  slide("width", "width of a head, d", () => [64, 128, 256], 128),
+  main(slide("rows", "queries in a tile", fitting, 128)),
+  main(slide("columns", "keys in a tile", fitting, 128)),
+  { name: "order", label: "order of the loops", options: () => ORDERS, first: ORDERS[0], text: value => value.replace("-", " ") },
+  { name: "mask", label: "mask", options: () => ["none", "causal"], first: "none", main: true },
+  { name: "scores", label: "attention scores", options: () => SCORES, first: "random", text: value => value.replace("-", " ") },
+  slide("query", "query that is followed, in its tile", ({ rows }) => upTo(rows), 0, (value, { rows }) => `${value} of ${rows}`),
+  { ...slide("step", "tiles done", s => range(1, count(s) + 1), 13, (value, s) => `${value} of ${count(s)}`), at: true },
+]
+const presets = [
+  { name: "1,024 tokens", values: {} },
+  { name: "causal mask", values: { mask: "causal" } },
+  { name: "small tiles", values: { rows: 32, columns: 32 } },
+  { name: "loop over keys outside", values: { order: "keys-outside" } },
 ]
 
-const draw = (svg, width, s) => {
+const draw = (svg, second, width, s) => {
   const out = []
   const put = (tag, attributes, text = "") => out.push(`<${tag} ${Object.entries(attributes)
     .map(([name, value]) => `${name}="${typeof value === "number" ? +value.toFixed(2) : value}"`).join(" ")}>${text}</${tag}>`)
   const beside = width >= 620, left = 18, top = 20
-  const side = beside ? Math.min(340, width / 2 - left) : width - left - 2
+  const side = beside ? Math.min(250, width / 2 - left) : width - left - 2
   const at = token => token / s.sequence * side
   const computed = tiles(s), now = computed[s.step - 1], done = new Set(computed.slice(0, s.step).map(String))
   const { query, columns, states } = followed(s, now)
@@ -174,7 +181,8 @@ const draw = (svg, width, s) => {
   for (const i of sides(s)[0]) {
     for (const j of sides(s)[1]) {
       const what = kind(s, [i, j])
-      put("rect", { ...box([i, j]), class: what === "skipped" ? "empty" : !done.has(String([i, j])) ? "node" : what === "cut" ? "op-B" : "op-F" })
+      const [[first, last], [begin, end]] = ends(s, [i, j]), ready = done.has(String([i, j]))
+      put("rect", { ...box([i, j]), "data-tip": `queries ${first}–${last}, keys ${begin}–${end}: ${what === "skipped" ? "skipped, because the mask hides it" : ready ? "done" : "not yet"}`, class: what === "skipped" ? "empty" : !ready ? "node" : what === "cut" ? "op-B" : "op-F" })
     }
   }
   const y = top + at(query + 0.5)
@@ -194,6 +202,7 @@ const draw = (svg, width, s) => {
     const bar = (from, to, kindOf) => put("rect", { x, y: foot - to / most * (tall - 14), width: wide, height: (to - from) / most * (tall - 14), class: kindOf })
     bar(0, kept, "op-B")
     bar(kept, o, "op-F")
+    put("rect", { x, y: foot - tall + 14, width: wide, height: tall - 14, class: "grip", "data-tip": `keys ${begin}–${end}: ${digits(kept)} was there before, ${digits(o - kept)} is added, the maximum is ${whole(m)}` })
     if (columns.length <= 16) put("text", { x: x + wide / 2, y: foot + 13, class: "soft" }, whole(m))
   })
   let key = left
@@ -203,8 +212,9 @@ const draw = (svg, width, s) => {
     key += 32 + 5.6 * words.length
   }
 
-  // bytes, both on one scale
-  const [x0, y0] = beside ? [left + side + 34, top] : [left, foot + 62]
+  // bytes, both on one scale: next to the tiles, or in a second picture
+  const height = foot + 38, [x0, y0] = beside ? [left + side + 34, top] : [0, top]
+  const upper = beside ? "" : out.splice(0).join("")
   const across = width - x0 - 2, parts = plainBytes(s), [read, written] = crossed(s, computed.slice(0, s.step))
   const [byPlain, inAll] = [sum(parts.map(([, bytes]) => bytes)), sum(crossed(s, computed))]
   const scale = across / Math.max(byPlain, inAll)
@@ -213,24 +223,29 @@ const draw = (svg, width, s) => {
   let x = x0
   for (const [name, bytes] of parts) {
     const wide = bytes * scale
-    put("rect", { x, y: y0 + 24, width: Math.max(0.5, wide - 1), height: 24, class: "bar" })
-    if (wide > 10 + 6.5 * name.length) put("text", { x: x + wide / 2, y: y0 + 40, class: "paper" }, name)
+    put("rect", { x, y: y0 + 24, width: Math.max(0.5, wide - 1), height: 24, class: "bar", "data-tip": `plain attention, ${name}: ${inBytes(bytes)}` })
+    if (wide > 10 + 6.5 * name.length) put("text", { x: x + wide / 2, y: y0 + 40, class: "on" }, name)
     x += wide
   }
   put("text", { x: x0, y: y0 + 76, class: "start soft" }, `tiles: ${inBytes(read)} read, ${inBytes(written)} written, of ${inBytes(inAll)}`)
-  put("rect", { x: x0, y: y0 + 82, width: read * scale, height: 24, class: "op-F" })
-  put("rect", { x: x0 + read * scale, y: y0 + 82, width: written * scale, height: 24, class: "op-B" })
+  put("rect", { x: x0, y: y0 + 82, width: read * scale, height: 24, class: "op-F", "data-tip": `read so far: ${inBytes(read)}` })
+  put("rect", { x: x0 + read * scale, y: y0 + 82, width: written * scale, height: 24, class: "op-B", "data-tip": `written so far: ${inBytes(written)}` })
   put("rect", { x: x0, y: y0 + 82, width: inAll * scale, height: 24, class: "held" })
-  fill(svg, width, Math.max(foot + 38, y0 + 112), out.join(""))
+  if (beside) fill(svg, width, Math.max(height, y0 + 112), out.join(""))
+  else {
+    fill(svg, width, height, upper)
+    fill(second, width, y0 + 112, out.join(""))
+  }
+  second.parentElement.hidden = beside
 }
 
-const page = place => {
-  const bar = element("div", { class: "instrument-foot" })
+export const start = place => {
+  const bar = element("div", { class: "instrument-foot" }), { svg: second, box } = drawing("Bytes of plain attention and of tiles")
   const { svg, list, compare, output } = picture("The query followed, tile by tile",
-    ["keys", "largest", "max", "shrink", "sum", "output"], bar)
+    ["keys", "largest", "max", "shrink", "sum", "output"], { below: [box] })
   const show = (state, tell) => {
     const said = facts(state)
-    draw(svg, widthOf(place), state)
+    draw(svg, second, widthOf(place), state)
     const [, m, shrink, total, out] = said.history[said.now]
     tell(`Tile ${state.step} of ${count(state)}: ${said.tile}. For query ${said.query}: maximum ${m}, what was there times ${shrink}, sum ${total}, output ${out}.`)
     svg.setAttribute("aria-label", `A square of tiles, of which ${said.tiles} are computed and ${state.step} done; ${said.tile} is the last, ${said.kind}. Bars of the followed query's output after each of its tiles. Bytes of plain attention, ${said["plain bytes"]}, over those of tiles, ${said.bytes}.`)
@@ -240,8 +255,8 @@ const page = place => {
     compare(said.history, said.now)
     return ["python attention_in_tiles.py", ...controls.map(({ name }) => `--${name} ${state[name]}`)].join(" ")
   }
-  const made = instrument(place, { controls: controls.map(each => each.name === "step" ? { ...each, beside: bar } : each), show, output })
+  const made = instrument(place, { controls, presets, show, output, bar })
   player(place, bar, "step", made, () => count(made.state), () => {})
 }
 
-for (const place of document.querySelectorAll("#attention.instrument")) page(place)
+for (const place of document.querySelectorAll("#attention.instrument")) start(place)

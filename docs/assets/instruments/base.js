@@ -23,19 +23,109 @@ export const inSeconds = x => {
   return `${digits(x * scale)} ${unit}`
 }
 
-// A number and its unit stay on one line.
-export const joined = text => text.replace(/(\d) (?=\S)/g, "$1\u00a0")
+// Exponents are raised: 2^-4 becomes 2⁻⁴.
+export const superscript = text => String(text).replace(/[-\d]/g, each => "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"["-0123456789".indexOf(each)])
 
-// ---- colours: one for each of n things, dark enough for white words on it in both schemes
+// Text for readers: a number and its unit stay on one line, and exponents are raised.
+export const joined = text => text.replace(/(\d) (?=\S)/g, "$1\u00a0").replace(/\^(-?\d+)/g, (_, n) => superscript(n))
 
+// ---- colours
+
+// A colour for each of n things, the same in both colour schemes.
 export const hue = (i, n) => `oklch(${i % 2 ? 0.45 : 0.56} 0.13 ${(235 + (360 * i) / n) % 360})`
 
-// ---- what an instrument shows: a picture, facts, a table
+// Black or white for text on a shape or on an HTML element, whichever has the higher contrast.
+const inks = new Map()
+let canvas
+export const inkOn = shape => {
+  const { fill, backgroundColor, opacity } = getComputedStyle(shape)
+  const paper = getComputedStyle(document.body).getPropertyValue("--paper"), colour = shape.ownerSVGElement ? fill : backgroundColor
+  const key = `${paper} ${colour} ${opacity}`
+  if (!inks.has(key)) {
+    canvas ??= new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true })
+    for (const [alpha, style] of [[1, paper], [opacity, colour]]) {
+      canvas.globalAlpha = alpha
+      canvas.fillStyle = style
+      canvas.fillRect(0, 0, 1, 1)
+    }
+    const [red, green, blue] = [...canvas.getImageData(0, 0, 1, 1).data]
+      .map(byte => byte <= 10 ? byte / 3294 : ((byte / 255 + 0.055) / 1.055) ** 2.4)
+    inks.set(key, 0.2126 * red + 0.7152 * green + 0.0722 * blue < 0.179 ? "#fff" : "#000")
+  }
+  return inks.get(key)
+}
 
-export const picture = (caption, columns, ...above) => {
+// ---- pictures and their values
+
+// An SVG in a box. An element with data-tip="text" shows this text when the pointer, a finger or the arrow keys reach it.
+export const drawing = caption => {
   const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg")
   svg.setAttribute("role", "img")
   svg.setAttribute("aria-label", caption)
+  const tip = element("p", { class: "instrument-tip", "aria-live": "polite" })
+  const box = element("div", { class: "instrument-drawing" }, svg, tip)
+  let at = -1, pointer
+  const all = () => [...svg.querySelectorAll("[data-tip]")]
+  const reveal = found => {
+    svg.querySelector(".tipped")?.classList.remove("tipped")
+    at = all().indexOf(found)
+    tip.textContent = found ? joined(found.dataset.tip) : ""
+    if (!found) return
+    found.classList.add("tipped")
+    const shape = found.getBoundingClientRect(), { left, top, width } = box.getBoundingClientRect()
+    const middle = (shape.left + shape.right - tip.offsetWidth) / 2 - left, above = shape.top - top - tip.offsetHeight - 6
+    tip.style.left = `${Math.max(0, Math.min(width - tip.offsetWidth, middle))}px`
+    tip.style.top = `${above < 0 ? shape.bottom - top + 6 : above}px`
+  }
+  const follow = () => reveal(pointer && document.elementsFromPoint(...pointer).find(each => each.dataset?.tip && svg.contains(each)))
+  for (const kind of ["pointerdown", "pointermove"]) {
+    svg.addEventListener(kind, event => {
+      pointer = [event.clientX, event.clientY]
+      follow()
+    })
+  }
+  const leave = () => {
+    pointer = undefined
+    reveal()
+  }
+  svg.addEventListener("pointerleave", event => event.pointerType === "mouse" && leave())
+  document.addEventListener("pointerdown", event => at >= 0 && !svg.contains(event.target) && leave())
+  svg.addEventListener("focus", () => svg.matches(":focus-visible") && reveal(all()[0]))
+  svg.addEventListener("blur", leave)
+  svg.addEventListener("keydown", event => {
+    const last = all().length - 1, to = { ArrowRight: at + 1, ArrowDown: at + 1, ArrowLeft: at - 1, ArrowUp: at - 1, Home: 0, End: last }[event.key]
+    if (event.key === "Escape") leave()
+    if (to === undefined) return
+    event.preventDefault()
+    pointer = undefined
+    reveal(all()[Math.max(0, Math.min(last, to))])
+  })
+  svg.addEventListener("filled", () => { // shows the value at the same place of the new picture
+    const some = all()
+    svg.setAttribute("role", some.length ? "application" : "img")
+    for (const [name, value] of [["tabindex", 0], ["aria-description", "Press the arrow keys to read the values in the picture."]]) {
+      if (some.length) svg.setAttribute(name, value)
+      else svg.removeAttribute(name)
+    }
+    if (pointer) follow()
+    else if (at >= 0) reveal(some[at])
+  })
+  return { svg, box }
+}
+
+// Draws an SVG again. A text of the class "on" directly after a shape gets the better of black and white.
+export const fill = (svg, width, height, inside) => {
+  svg.setAttribute("viewBox", `0 0 ${width} ${height}`)
+  svg.setAttribute("width", width)
+  svg.setAttribute("height", height)
+  svg.innerHTML = inside
+  for (const words of svg.querySelectorAll(".on")) words.style.fill = inkOn(words.previousElementSibling)
+  svg.dispatchEvent(new Event("filled"))
+}
+
+// What an instrument shows: the picture, with elements above it, and below the controls more elements, facts and a table.
+export const picture = (caption, columns, { above = [], below = [] } = {}) => {
+  const { svg, box } = drawing(caption)
   const terms = element("dl", { class: "instrument-facts" })
   const body = element("tbody")
   const head = columns.map(words => element("th", { scope: "col" }, words))
@@ -49,35 +139,53 @@ export const picture = (caption, columns, ...above) => {
       name === chosen ? { "aria-current": "true" } : {}, element("th", { scope: "row" }, name),
       ...cells.map((words, i) => element("td", cells.length > 1 ? {} : { colspan: columns.length - 1 },
         joined(words), i === column && name === best ? ` · ${word}` : "")))))
-  return { svg, list, compare, output: element("div", { class: "instrument-picture" }, ...above, svg, terms, table) }
+  const busy = () => element("p", { class: "instrument-computing", "aria-live": "polite" })
+  return { svg, table, list, compare, output: {
+    stage: element("div", { class: "instrument-stage" }, ...above, box, busy()),
+    below: element("div", { class: "instrument-picture" }, ...below, terms, busy(), table) } }
 }
 
-export const fill = (svg, width, height, inside) => {
-  svg.setAttribute("viewBox", `0 0 ${width} ${height}`)
-  svg.setAttribute("width", width)
-  svg.setAttribute("height", height)
-  svg.innerHTML = inside
+// Says in place of the result that it is being computed: what is "picture" or "table", or empty at the end.
+export const computing = (place, what) => {
+  clearTimeout(place.computing)
+  const say = () => {
+    place.dataset.computing = what
+    const texts = place.querySelectorAll(".instrument-computing")
+    texts.forEach((each, i) => { each.textContent = what === ["picture", "table"][i] ? "Computing …" : "" })
+  }
+  if (what) {
+    place.setAttribute("aria-busy", "true")
+    place.computing = setTimeout(say, 120) // quick answers do not flicker
+  } else {
+    place.removeAttribute("aria-busy")
+    say()
+  }
 }
 
 // ---- an instrument
 
 // The width to draw for: an element has none before the first layout, and none out of the page.
-export const widthOf = place => Math.max(260, place.clientWidth)
+export const widthOf = place => Math.max(260, (place.querySelector(".instrument-stage") ?? place).clientWidth)
 
 export const still = () => matchMedia("(prefers-reduced-motion: reduce)").matches
 
+// Whether an instrument is a small one in a chapter. It shows the picture and the main controls.
+export const embedded = place => place.dataset.state !== undefined
+
 // A control has a name (in the address), a label, options(state) → values, text(value, state), what
-// it is at first, whether it is a slider, and where it stands. One that has valid(text) in place of options is a
-// field to type in. `show(state, tell)` draws, and returns the command that prints the same numbers.
-export const instrument = (place, { controls, show, output }) => {
-  const state = {}
-  const asked = new URLSearchParams(location.search)
+// it is at first, whether it is a slider, and whether it is a main control. A main control is below the picture, `at: true`
+// puts it beside the buttons of a player, and the others are folded. A control that has valid(text) in place of options is a
+// field to type in. A preset has a name and values. `show(state, tell)` draws, and returns the command that
+// prints the same numbers. `demo` has the name of a control, perhaps values, and a beat in ms, for the page of all instruments.
+export const instrument = (place, { controls, presets = [], show, output, bar, demo }) => {
+  const state = {}, small = embedded(place), gallery = place.dataset.gallery !== undefined
+  const asked = new URLSearchParams(place.dataset.state ?? location.search)
   const inputs = new Map()
   const status = element("p", { class: "instrument-status", role: "status" })
   const command = element("code")
 
   const firstOf = (first, state) => typeof first === "function" ? first(state) : first
-  const settle = () => { // an option that is gone gives way to the nearest, or to the first
+  const settle = state => { // an option that is gone gives way to the nearest, or to the first
     for (const { name, options, first, valid } of controls) {
       if (valid) state[name] ??= first
       if (valid) continue
@@ -89,9 +197,18 @@ export const instrument = (place, { controls, show, output }) => {
         : values[0]
     }
   }
-  const read = (name, text) => {
+  const read = (name, text, state) => {
     const { options, valid } = controls.find(each => each.name === name)
     return (valid ? [text].filter(valid) : options(state)).find(value => String(value) === text)
+  }
+  const resolve = given => { // all values, from given(name, values before it)
+    const made = {}
+    for (const { name } of controls) {
+      const value = given(name, made)
+      if (value !== undefined) made[name] = value
+      settle(made)
+    }
+    return made
   }
 
   const paint = () => {
@@ -119,84 +236,143 @@ export const instrument = (place, { controls, show, output }) => {
       }
       input.disabled = input.parentElement.hidden = values.length < 2
     }
+    for (const { button, values } of ready) {
+      button.setAttribute("aria-pressed", controls.every(({ name, at }) => at || state[name] === values[name]))
+    }
   }
 
+  const defaults = () => {
+    const begin = {}
+    for (const { name, first } of controls) begin[name] = firstOf(first, begin)
+    return begin
+  }
+  const link = small && !gallery && place.querySelector("a[href*='instruments/']")
   let asks = 0
   const address = () => { // browsers refuse an address that changes all the time
     clearTimeout(asks)
+    if (gallery) return
     asks = setTimeout(() => {
-      const url = new URL(location)
-      const begin = {}
-      for (const { name, first } of controls) {
-        begin[name] = firstOf(first, begin)
+      const url = new URL(link ? link.href : location), begin = defaults()
+      for (const { name } of controls) {
         if (state[name] === begin[name]) url.searchParams.delete(name)
         else url.searchParams.set(name, state[name])
       }
-      history.replaceState(history.state, "", url)
+      if (link) link.href = url
+      else history.replaceState(history.state, "", url)
     }, 150)
   }
 
   const tell = text => { if (status.textContent !== text) status.textContent = text }
   const change = (changes = {}) => {
     Object.assign(state, changes)
-    settle()
+    settle(state)
     paint()
     command.textContent = show(state, tell)
     address()
   }
-
-  const form = element("form", { class: "instrument-controls", "aria-label": "Settings" })
-  for (const { name, label, options, slider, beside, valid, wide = "" } of controls) {
-    const id = `${place.id}-${name}`
-    const input = element(slider || valid ? "input" : "select",
-      slider ? { id, type: "range", min: 0, step: 1, autocomplete: "off" }
-        : valid ? { id, type: "text", autocomplete: "off", autocapitalize: "off", spellcheck: "false" } : { id })
-    const output = element("span", { class: "instrument-value", "aria-hidden": "true" })
-    inputs.set(name, { input, output })
-    const box = beside ?? form
-    box.append(element("div", wide && { class: wide }, element("label", { for: id }, label), output, input))
-    input.addEventListener("input", () => {
-      const value = slider ? options(state)[input.value] : read(name, input.value.trim())
-      if (value !== undefined) return change({ [name]: value })
-      input.setAttribute("aria-invalid", true)
-      tell(`${label}: what is typed is not understood.`)
-    })
-  }
-  form.addEventListener("submit", event => event.preventDefault())
 
   const button = (words, press) => {
     const made = element("button", { type: "button", class: "md-button" }, words)
     made.addEventListener("click", press)
     return made
   }
+  const ready = presets.map(({ name, values }) => {
+    const all = resolve(name => values[name])
+    return { values: all, button: button(name, () => change(all)) }
+  })
+
+  const form = element("form", { class: "instrument-controls", "aria-label": "Settings" })
+  const folded = element("form", { class: "instrument-controls", "aria-label": "More settings" })
+  const more = element("details", { class: "instrument-more" }, element("summary", {}, "More settings"), folded)
+  for (const { name, label, options, slider, main, at, valid, wide = "" } of controls) {
+    const id = `${place.id}-${name}`
+    const input = element(slider || valid ? "input" : "select",
+      slider ? { id, type: "range", min: 0, step: 1, autocomplete: "off" }
+        : valid ? { id, type: "text", autocomplete: "off", autocapitalize: "off", spellcheck: "false" } : { id })
+    const output = element("span", { class: "instrument-value", "aria-hidden": "true" })
+    inputs.set(name, { input, output })
+    const box = at ? bar : main ? form : folded
+    box.append(element("div", wide && { class: wide }, element("label", { for: id }, label), output, input))
+    input.addEventListener("input", () => {
+      const value = slider ? options(state)[input.value] : read(name, input.value.trim(), state)
+      if (value !== undefined) return change({ [name]: value })
+      input.setAttribute("aria-invalid", true)
+      tell(`${label}: what is typed is not understood.`)
+    })
+  }
+  for (const each of [form, folded]) each.addEventListener("submit", event => event.preventDefault())
+
   const copy = (text, what) => navigator.clipboard?.writeText(text).then(
     () => tell(`${what} is copied.`), () => tell("The browser does not let a page copy."))
-  const foot = element("p", { class: "instrument-foot" },
-    button("Copy link", () => {
-      const url = new URL(location)
-      for (const { name } of controls) url.searchParams.set(name, state[name])
-      copy(url.href, "The address of this view")
-    }),
-    button("Copy as Python", () => copy(command.textContent, "The command")),
-    button("Start again", () => {
-      for (const { name } of controls) delete state[name]
-      change()
-    }))
-  output.querySelector("svg").after(status)
-  place.append(form, output,
-    element("p", { class: "instrument-command" }, "The same numbers: ", command), foot)
-  for (const { name } of controls) {
-    const value = asked.has(name) ? read(name, asked.get(name)) : undefined
-    if (value !== undefined) state[name] = value
-    settle()
+  const work = element("div", { class: "instrument-work" }, output.stage)
+  const made = { state, change, button, play: () => {}, pause: () => {} }
+  if (gallery) {
+    for (const each of output.stage.children) each.inert = !each.matches(".instrument-drawing")
+    place.querySelector("a").parentElement.before(work)
+  } else {
+    const row = element("p", { class: "instrument-presets", role: "group", "aria-label": "Examples" }, ...ready.map(each => each.button))
+    work.append(...bar ? [bar] : [], ...ready.length && !small ? [row] : [], form, status)
+    if (small) link.parentElement.before(work)
+    else {
+      if (folded.children.length) work.append(more)
+      place.append(work, output.below,
+        element("p", { class: "instrument-command" }, "The same numbers: ", command),
+        element("p", { class: "instrument-foot" },
+          button("Copy link", () => {
+            const url = new URL(location)
+            for (const { name } of controls) url.searchParams.set(name, state[name])
+            copy(url.href, "The address of this view")
+          }),
+          button("Copy command", () => copy(command.textContent, "The command")),
+          button("Start again", () => {
+            for (const { name } of controls) delete state[name]
+            change()
+          })))
+    }
   }
+  Object.assign(state, resolve((name, state) => asked.has(name) ? read(name, asked.get(name), state) : undefined))
+  const begin = defaults()
+  more.open = controls.some(({ name, main, at }) => !main && !at && state[name] !== begin[name])
   change()
   let width = place.clientWidth
+  const again = () => show(state, () => {})
   new ResizeObserver(() => {
     if ([0, width].includes(place.clientWidth)) return
     width = place.clientWidth
-    show(state, () => {})
+    again()
   }).observe(place)
+  new MutationObserver(again).observe(document.body, { attributeFilter: ["data-md-color-scheme"] })
+  if (gallery) move(place, made, controls, demo)
   place.dataset.ready = ""
-  return { state, change, button }
+  return made
+}
+
+// An instrument on the page of all instruments moves while it is in view, until the reader pauses it.
+const move = (place, made, controls, demo) => {
+  let timer = 0, moves = false, seen = false
+  made.play = () => {
+    const { options } = controls.find(each => each.name === demo.name)
+    timer = setInterval(() => {
+      if (place.hasAttribute("aria-busy")) return
+      const values = demo.values ?? options(made.state)
+      made.change({ [demo.name]: values[(values.indexOf(made.state[demo.name]) + 1) % values.length] })
+    }, demo.beat ?? 900)
+  }
+  made.pause = () => clearInterval(timer)
+  const run = () => {
+    made.pause()
+    if (moves && seen) made.play()
+    toggle.textContent = moves ? "Pause" : "Play"
+    toggle.setAttribute("aria-label", `${toggle.textContent}: ${place.querySelector("a").textContent}`)
+  }
+  const toggle = made.button("Pause", () => {
+    moves = !moves
+    run()
+  })
+  place.append(toggle)
+  moves = !still()
+  new IntersectionObserver(entries => {
+    seen = entries.at(-1).isIntersecting
+    run()
+  }).observe(place)
 }

@@ -200,23 +200,29 @@ const rates = () => [1, 2, 5, 10, 25, 50, 100, 200, 300, 450, 900]
 const inside = (first, options) => ({ node }) => node > 1 ? options() : [first] // a link that nobody takes has no choice
 const between = (first, options) => ({ ranks, node }) => node < ranks ? options() : [first]
 
-const controls = [
-  { name: "collective", label: "Collective", options: () => COLLECTIVES, first: "all-reduce" },
-  { name: "ranks", label: "Ranks, n", options: () => range(2, 17), first: 8, slider: true },
-  { name: "node", label: "Node, g", options: nodes, first: state => state.ranks, slider: true,
+export const controls = [
+  { name: "collective", label: "collective", options: () => COLLECTIVES, first: "all-reduce", main: true },
+  { name: "ranks", label: "number of ranks, n", options: () => range(2, 17), first: 8, slider: true },
+  { name: "node", label: "ranks in a node, g", options: nodes, first: state => state.ranks, slider: true,
     text: (value, { ranks }) => value === ranks ? `all ${value}` : `${value} of ${ranks}` },
-  { name: "algorithm", label: "Algorithm", first: "ring",
+  { name: "algorithm", label: "algorithm", first: "ring", main: true,
     options: ({ collective, ranks, node }) => ALGORITHMS.filter(each => !why(collective, each, ranks, node)) },
-  { name: "size", label: "Tensor, S", options: () => upTo(23).map(k => 2 ** (k + 10)), first: 2 ** 26,
-    text: inBytes, slider: true },
-  { name: "alpha", label: "α inside", options: inside(5, latencies), first: 5, text: microseconds, slider: true },
-  { name: "rate", label: "1/β inside", options: inside(450, rates), first: 450, text: rate, slider: true },
-  { name: "far-alpha", label: "α′ between", options: between(20, latencies), first: 20, text: microseconds, slider: true },
-  { name: "far-rate", label: "1/β′ between", options: between(50, rates), first: 50, text: rate, slider: true },
-  { name: "step", label: "Steps done", first: 0, slider: true,
+  { name: "size", label: "size of the tensor, S", options: () => upTo(23).map(k => 2 ** (k + 10)), first: 2 ** 26,
+    text: inBytes, slider: true, main: true },
+  { name: "alpha", label: "latency inside a node, α", options: inside(5, latencies), first: 5, text: microseconds, slider: true },
+  { name: "rate", label: "bandwidth inside a node, 1/β", options: inside(450, rates), first: 450, text: rate, slider: true },
+  { name: "far-alpha", label: "latency between nodes, α′", options: between(20, latencies), first: 20, text: microseconds, slider: true },
+  { name: "far-rate", label: "bandwidth between nodes, 1/β′", options: between(50, rates), first: 50, text: rate, slider: true },
+  { name: "step", label: "steps done", first: 0, slider: true, at: true,
     options: ({ collective, algorithm, ranks, node }) => upTo(plan(collective, algorithm, ranks, node).length + 1),
     text: (value, { collective, algorithm, ranks, node }) =>
       `${value} of ${plan(collective, algorithm, ranks, node).length}` },
+]
+
+const presets = [
+  { name: "8 ranks in one node", values: {} },
+  { name: "2 nodes of 8, small tensor", values: { ranks: 16, node: 8, size: 2 ** 16, algorithm: "doubling" } },
+  { name: "2 nodes of 8, large tensor", values: { ranks: 16, node: 8, size: 2 ** 28, algorithm: "hierarchical" } },
 ]
 
 const link = (state, far) => [state[far + "alpha"] / 1e6, 1e-9 / state[far + "rate"]]
@@ -240,10 +246,10 @@ const draw = (svg, width, state, part) => {
   const shuffled = collective === "all-to-all"
   const rowOf = held => new Map(shuffled ? [...held.keys()].sort((a, b) => a - b).map((c, i) => [c, i]) : upTo(n).map(c => [c, c]))
   const rows = now.map(rowOf), later = shuffled ? states[Math.min(step + 1, steps.length)].map(rowOf) : rows
-  const square = (at, y, mask, words) => {
+  const square = (at, y, mask, words, tip) => {
     const from = upTo(n).filter(i => mask >> i & 1)
     from.forEach((source, i) => put("rect", { x: at + cell * i / from.length, y, width: cell / from.length,
-      height: tall, fill: hue(source, n) }))
+      height: tall, fill: hue(source, n), ...tip && { "data-tip": tip } }))
     if (words !== undefined && cell >= 16) put("text", { x: at + cell / 2, y: y + tall / 2 + 4, class: "on" }, words)
   }
 
@@ -257,7 +263,7 @@ const draw = (svg, width, state, part) => {
     const high = top - 24 - Math.min(44, 10 + 8 * Math.sqrt(Math.abs(from - to) - 1) * 1.6)
     const near = a + Math.sign(b - a) * 3, off = b - Math.sign(b - a) * 3
     put("path", { d: `M${near} ${top - 20}C${near} ${high} ${off} ${high} ${off} ${top - 21}`,
-      class: far(from, to) ? "arc far" : "arc", "marker-end": `url(#${far(from, to) ? "far" : "near"})` })
+      class: far(from, to) ? "arc far" : "arc", "marker-end": `url(#${far(from, to) ? "far" : "near"}${svg.dataset.of})` })
   }
   const flying = new Set(part ? next.flatMap(([from, , chunks]) => chunks.map(c => `${from} ${c}`)) : [])
   now.forEach((held, rank) => {
@@ -267,7 +273,9 @@ const draw = (svg, width, state, part) => {
     for (const [c, mask] of held) {
       if (shuffled && flying.has(`${rank} ${c}`)) continue
       const y = rows[rank].get(c), moved = later[rank].get(c) ?? y
-      square(x(rank), top + (y + (moved - y) * part) * row, mask, shuffled ? c % n : undefined)
+      square(x(rank), top + (y + (moved - y) * part) * row, mask, shuffled ? c % n : undefined,
+        part ? "" : shuffled ? `rank ${rank} has a piece from rank ${Math.floor(c / n)} for rank ${c % n}`
+          : `rank ${rank}, chunk ${c}: data of ${upTo(n).filter(i => mask >> i & 1).map(i => `rank ${i}`).join(", ")}`)
     }
   })
   for (const [from, to, chunks] of next) {
@@ -282,21 +290,22 @@ const draw = (svg, width, state, part) => {
   const most = Math.max(...bytesSent(steps, n, 1))
   sent.forEach((done, rank) => {
     const tallest = 44, so = (done + going[rank]) / most * tallest
-    put("rect", { x: x(rank), y: bottom + 6 + tallest - so, width: cell, height: so, class: "bar" })
+    put("rect", { x: x(rank), y: bottom + 6 + tallest - so, width: cell, height: so, class: "bar", ...!part && { "data-tip": `rank ${rank} has sent ${inBytes(done * state.size)}` } })
     if (pitch >= 46) put("text", { x: x(rank) + cell / 2, y: bottom + 66, class: "soft" }, inBytes(done * state.size).replace(" ", "\u00a0"))
   })
   put("path", { d: `M${left} ${bottom + 50.5}H${x(n) - gap}`, class: "line" })
   if (pitch < 46) put("text", { x: left, y: bottom + 68, class: "start soft" }, "bytes sent by each rank, so far")
-  const marker = (id, colour) => `<marker id="${id}" viewBox="0 0 6 6" refX="4" refY="3" markerWidth="6" markerHeight="6"
+  const marker = (id, colour) => `<marker id="${id}${svg.dataset.of}" viewBox="0 0 6 6" refX="4" refY="3" markerWidth="6" markerHeight="6"
     orient="auto"><path d="M0 0L6 3L0 6z" fill="var(${colour})"/></marker>`
   const wide = x(n) - gap / 2 + 1
   fill(svg, wide, height, `<defs>${marker("near", "--blue")}${marker("far", "--orange")}</defs>${out.join("")}`)
 }
 
-const page = place => {
+export const start = place => {
   const bar = element("div", { class: "instrument-foot" })
   const { svg, list, compare, output } = picture("All algorithms, with these sizes and links",
-    ["algorithm", "steps", "busiest rank sends", "time"], bar)
+    ["algorithm", "steps", "busiest rank sends", "time"])
+  svg.dataset.of = place.id
 
   const show = (state, tell) => {
     const { collective, algorithm, ranks, step } = state
@@ -329,10 +338,10 @@ const page = place => {
     "broadcast": "Every rank has what rank 0 had.",
   })[collective]
 
-  const made = instrument(place, { controls: controls.map(each => each.name === "step" ? { ...each, beside: bar } : each), show, output })
+  const made = instrument(place, { controls, presets, show, output, bar })
   const { state } = made
   player(place, bar, "step", made, () => plan(state.collective, state.algorithm, state.ranks, state.node).length,
     part => draw(svg, widthOf(place), state, part))
 }
 
-for (const place of document.querySelectorAll("#collective.instrument")) page(place)
+for (const place of document.querySelectorAll("#collective.instrument")) start(place)

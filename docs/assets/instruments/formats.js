@@ -1,6 +1,6 @@
 // "Number formats": what snippets/05_mixed_precision/number_formats.py makes of a number, with bits to flip.
 // tests/test_browser_instruments.py holds the two together.
-import { element, fill, instrument, picture, upTo, widthOf } from "./base.js"
+import { element, fill, inkOn, instrument, joined, picture, upTo, widthOf } from "./base.js"
 
 const format = (e, m, largest) => ({ e, m, bias: 2 ** (e - 1) - 1, infinity: !largest, largest })
 const FP32 = format(8, 23), E4M3 = format(4, 3, 448), E2M1 = format(2, 1, 6)
@@ -171,14 +171,20 @@ export const facts = (text, name, scale, times, rest) => {
 const DECIMAL = "[+-]?(\\d+\\.?\\d*|\\.\\d+)(e[+-]?\\d{1,2})?"
 const number = new RegExp(`^(${DECIMAL}|0x[0-9a-f]{1,8}|[+-]?inf|nan)$`)
 const numbers = new RegExp(`^(${DECIMAL}( +(?=.)|$)){0,31}$`)
-const controls = [
-  { name: "number", label: "Number, or bits as 0x…", valid: text => number.test(text), first: "0.1" },
-  { name: "format", label: "Format", options: () => Object.keys(FORMATS), first: "bf16" },
-  { name: "scale", label: "Times a scale of", first: 0, slider: true, text: k => `2^${k}`,
+export const controls = [
+  { name: "number", label: "number, or its bits as 0x…", valid: text => number.test(text), first: "0.1", main: true },
+  { name: "format", label: "format", options: () => Object.keys(FORMATS), first: "bf16", main: true },
+  { name: "scale", label: "multiplied by a scale of", first: 0, slider: true, text: k => joined(`2^${k}`),
     options: state => state.format in BLOCKS ? [0] : upTo(49).map(k => k - 24) },
-  { name: "times", label: "Terms of the sum", options: () => upTo(13).map(k => 2 ** k), first: 1024, slider: true },
-  { name: "block", label: "The rest of its block: up to 31 numbers", valid: text => numbers.test(text), wide: "wide",
+  { name: "times", label: "number of terms in the sum", options: () => upTo(13).map(k => 2 ** k), first: 1024, slider: true, main: true },
+  { name: "block", label: "other numbers in its block, up to 31", valid: text => numbers.test(text), wide: "wide",
     first: "0.7 -1.2 0.05 2.1 -0.4 0.9 -0.15 1.4 0.3 -0.8 0.02 -1.7 0.6 0.25 -0.35" },
+]
+const presets = [
+  { name: "0.1 in bf16", values: {} },
+  { name: "4,096 ones added in bf16", values: { number: "1", times: 4096 } },
+  { name: "a small gradient in fp16", values: { number: "2e-8", format: "fp16" } },
+  { name: "a block in NVFP4", values: { format: "nvfp4" } },
 ]
 const restOf = state => state.block.split(" ").filter(Boolean).map(Number)
 const caseOf = state => [state.number, state.format, state.scale, state.times, restOf(state)]
@@ -198,7 +204,8 @@ const line = (width, x, y, f, unit) => {
   out.push(`<rect x="${from.toFixed(1)}" y="42" width="${(to - from).toFixed(1)}" height="16" class="live"/>`)
   for (const v of [low, at, high]) {
     if (!Number.isFinite(v)) continue
-    out.push(path(`M${place(v).toFixed(1)} 40V60`, "frame"), label(place(v), 76, v === at ? "" : "soft", written(v)))
+    out.push(`<rect x="${(place(v) - 12).toFixed(1)}" y="36" width="24" height="28" class="grip" data-tip="${v === at ? "stored" : "neighbour"}: ${written(v)}"/>`,
+      path(`M${place(v).toFixed(1)} 40V60`, "frame"), label(place(v), 76, v === at ? "" : "soft", written(v)))
   }
   const inside = Math.max(6, Math.min(width - 6, place(x)))
   const anchor = inside < 60 ? "start" : inside > width - 60 ? "end" : ""
@@ -228,19 +235,19 @@ const sums = (width, above, x, [term, f, divisor], times) => {
 const bars = (width, above, values, name) => {
   const kept = blockStored(values, name), size = BLOCKS[name], half = 42, axis = above + half
   const most = top([...values, ...kept]) || 1, pitch = Math.min(40, width / values.length)
-  const bar = (i, v, kind) => {
+  const bar = (i, v, kind, tip = "") => {
     const tall = Math.abs(v) / most * half
-    return `<rect x="${(i * pitch + 1).toFixed(1)}" y="${(v < 0 ? axis : axis - tall).toFixed(1)}" width="${(pitch - 3).toFixed(1)}" height="${tall.toFixed(1)}" class="${kind}"/>`
+    return `<rect x="${(i * pitch + 1).toFixed(1)}" y="${(v < 0 ? axis : axis - tall).toFixed(1)}" width="${(pitch - 3).toFixed(1)}" height="${tall.toFixed(1)}" class="${kind}"${tip}/>`
   }
   return [label(0, above - 8, "start soft", `the block: as given, and as stored${values.length > size ? `; a scale for each ${size}` : ""}`),
     path(`M0 ${axis}H${width}`, "line"),
     ...values.length > size ? [path(`M${size * pitch - 0.5} ${above}V${above + 2 * half}`, "line")] : [],
-    ...values.map((v, i) => bar(i, kept[i], i ? "live" : "op-B") + bar(i, v, "frame given"))].join("")
+    ...values.map((v, i) => bar(i, kept[i], i ? "live" : "op-B") + bar(i, v, "frame given", ` data-tip="given ${written(v)}, stored ${written(kept[i])}"`))].join("")
 }
 
-const page = place => {
-  const row = element("div", { class: "instrument-bits", role: "group", "aria-label": "Bits, to flip" })
-  const { svg, list, compare, output } = picture("All formats", ["format", "stored", "lost", "sum"], row)
+export const start = place => {
+  const row = element("div", { class: "instrument-bits", role: "group", "aria-label": "Bits that you can flip" })
+  const { svg, list, compare, output } = picture("All formats", ["format", "stored", "lost", "sum"], { above: [row] })
   const bits = upTo(32).map(i => {
     const made = element("button", { type: "button" })
     made.addEventListener("click", () => flip(i))
@@ -258,7 +265,8 @@ const page = place => {
       const kind = i === 0 ? "sign" : i <= f.e ? "exponent" : "mantissa"
       made.className = kind
       made.textContent = pattern[i]
-      made.setAttribute("aria-label", `${pattern[i]}, ${kind}${i ? ` 2^${f.e - i}` : ""}`)
+      made.setAttribute("aria-label", `${pattern[i]}, ${kind}${i ? joined(` 2^${f.e - i}`) : ""}`)
+      made.style.color = inkOn(made)
     })
     const width = widthOf(place), block = name in BLOCKS && Number.isFinite(x)
     fill(svg, width, block ? 340 : 230, line(width, x, y, f, unit) + sums(width, 114, x, terms(x, rest, name, scale), times)
@@ -273,7 +281,7 @@ const page = place => {
     return ["python number_formats.py", `--number=${state.number}`, `--format ${name}`, `--scale ${scale}`,
       `--times ${times}`, `--block="${state.block}"`].join(" ")
   }
-  const { state, change } = instrument(place, { controls, show, output })
+  const { state, change } = instrument(place, { controls, presets, show, output, demo: { name: "format" } })
   const flip = i => {
     const f = FORMATS[state.format]
     const y = stored(valueOf(state.number, state.format, state.scale), restOf(state), state.format, state.scale)
@@ -284,4 +292,4 @@ const page = place => {
   }
 }
 
-for (const place of document.querySelectorAll("#formats.instrument")) page(place)
+for (const place of document.querySelectorAll("#formats.instrument")) start(place)

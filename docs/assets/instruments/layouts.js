@@ -1,5 +1,5 @@
 // The planner's formulas, as in snippets/planner; tests/test_browser_instruments.py holds the two together.
-import { fill, hue, joined, sum, upTo } from "./base.js"
+import { computing, fill, hue, joined, sum, upTo } from "./base.js"
 
 export const total = parts => sum(Object.values(parts))
 export const over = (n, d) => Math.floor(n / d)
@@ -432,9 +432,9 @@ export const whyNot = (s, l) => {
   return ""
 }
 
-// ---- bars of parts: [label, value, parts], and lines: [at, words, class]
+// ---- bars of parts: [label, value, parts], and lines: [at, words, class]; words(x) is what a part's tooltip says
 
-export const bars = (svg, width, rows, most, lines = []) => {
+export const bars = (svg, width, rows, most, words, lines = []) => {
   const names = Object.keys(rows[0][2]), row = rows.length > 16 ? 17 : 24, left = 108, top = lines.length && 20, scale = (width - left - 8) / (1.06 * most)
   const bottom = top + row * rows.length, out = []
   rows.forEach(([label, value, parts], i) => {
@@ -444,7 +444,7 @@ export const bars = (svg, width, rows, most, lines = []) => {
     let x = left
     names.forEach((name, k) => {
       const wide = parts[name] * scale
-      out.push(`<rect x="${x.toFixed(2)}" y="${y}" width="${wide.toFixed(2)}" height="${row - 4}" fill="${hue(k, names.length)}"/>`)
+      out.push(`<rect x="${x.toFixed(2)}" y="${y}" width="${wide.toFixed(2)}" height="${row - 4}" fill="${hue(k, names.length)}"${parts[name] ? ` data-tip="${label}, ${name}: ${words(parts[name])}"` : ""}/>`)
       x += wide
     })
   })
@@ -463,27 +463,40 @@ export const bars = (svg, width, rows, most, lines = []) => {
   fill(svg, width, y + 6, out.join(""))
 }
 
-// ---- a worker answers one question at a time; of the waiting questions, only the last is kept
+// ---- a worker for each module computes one answer at a time; of the questions of a place, only the last one waits
 
-let worker, asked, waiting
+const workers = new Map()
 
-export const ask = (place, question, answer) => {
-  waiting = { place, question, answer }
-  place.setAttribute("aria-busy", "true")
-  if (!worker) {
-    worker = new Worker(new URL("worker.js", import.meta.url), { type: "module", name: document.querySelector("script[type=module]").src })
-    worker.onmessage = ({ data }) => {
-      const { place, answer } = asked
-      asked = null
-      if (waiting) return next()
-      place.removeAttribute("aria-busy")
+const start = name => {
+  const worker = new Worker(new URL("worker.js", import.meta.url), { type: "module", name })
+  const waiting = new Map() // by place, its question and what takes the answer
+  let asked
+  const next = () => {
+    const [first] = waiting
+    if (!first) return
+    waiting.delete(first[0])
+    asked = first
+    worker.postMessage(first[1].question)
+  }
+  worker.onmessage = ({ data }) => {
+    const [place, { answer }] = asked
+    asked = null
+    if (!waiting.has(place)) {
+      computing(place, "")
       answer(data)
     }
+    if (!asked) next()
   }
-  if (!asked) next()
+  return (place, question, answer) => {
+    waiting.set(place, { question, answer })
+    if (!asked) next()
+  }
 }
 
-const next = () => {
-  [asked, waiting] = [waiting, null]
-  worker.postMessage(asked.question)
+// Calls a function of the module at `url` in a worker: the question is its name and its arguments. Meanwhile the picture or the table waits.
+export const ask = (url, place, question, answer, what = "picture") => {
+  const name = url.split("?")[0]
+  computing(place, what)
+  if (!workers.has(name)) workers.set(name, start(name))
+  workers.get(name)(place, question, answer)
 }

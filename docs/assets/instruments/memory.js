@@ -1,5 +1,5 @@
 // "Training memory calculator": the stages of a layout, part by part, as snippets/planner/rank_memory.py adds them up.
-import { digits, inBytes, inSeconds, instrument, joined, picture, upTo, widthOf } from "./base.js"
+import { digits, embedded, inBytes, inSeconds, instrument, joined, picture, upTo, widthOf } from "./base.js"
 import {
   ask, bars, closedForm, flying, gcd, gpuIn, gpusOf, layoutOf, memory, over, powers, replay, shapeIn, stages, stepTime, tables, total, whyNot, withUnseen,
 } from "./layouts.js"
@@ -76,30 +76,36 @@ const allowed = (state, values) => !whyNot(shapeIn(state), layoutOf({ micro_batc
 const plain = value => value.toLocaleString("en")
 const slider = true
 
-const controls = [
-  { name: "model", label: "Model", options: () => Object.keys(tables.models), first: "llama-3-70b" },
-  { name: "gpu", label: "GPU", options: () => Object.keys(tables.hardware), first: "h100" },
-  { name: "sequence", label: "Sequence", options: () => powers(10, 17), first: 8192, text: plain, slider },
-  { name: "dp", label: "Data parallel, DP", options: () => powers(0, 10), first: 16, slider },
-  { name: "tp", label: "Tensor, TP", first: 4, slider,
+export const controls = [
+  { name: "model", label: "model", options: () => Object.keys(tables.models), first: "llama-3-70b", main: true },
+  { name: "gpu", label: "kind of GPU", options: () => Object.keys(tables.hardware), first: "h100" },
+  { name: "sequence", label: "tokens in a sequence", options: () => powers(10, 17), first: 8192, text: plain, slider },
+  { name: "dp", label: "data-parallel ranks, DP", options: () => powers(0, 10), first: 16, slider },
+  { name: "tp", label: "tensor-parallel ranks, TP", first: 4, slider,
     options: state => powers(0, 6).filter(tp => tp <= gpuIn(state).node && allowed(state, { tp })) },
-  { name: "pp", label: "Pipeline, PP", first: 4, slider,
+  { name: "pp", label: "pipeline stages, PP", first: 4, slider,
     options: state => upTo(33).slice(1).filter(pp => allowed(state, { pp })) },
-  { name: "cp", label: "Context, CP", first: 1, slider,
+  { name: "cp", label: "context-parallel ranks, CP", first: 1, slider,
     options: ({ sequence, dp }) => powers(0, 5).filter(cp => sequence / cp >= 1024 && dp * cp <= 4096) },
-  { name: "ep", label: "Experts, EP", first: 1, slider,
+  { name: "ep", label: "expert-parallel ranks, EP", first: 1, slider,
     options: state => powers(0, 6).filter(ep => state.dp % ep === 0 && shapeIn(state).experts % ep === 0) },
-  { name: "micro-batch", label: "Micro-batch, b", options: () => powers(0, 4), first: 1, slider },
-  { name: "micro-batches", label: "Micro-batches, m", first: 32, slider, options: ({ pp }) => powers(0, 9).filter(m => m >= pp - 1) },
-  { name: "chunks", label: "Chunks, v", first: 1, slider,
+  { name: "micro-batch", label: "sequences in a micro-batch, b", options: () => powers(0, 4), first: 1, slider, main: true },
+  { name: "micro-batches", label: "micro-batches in a step, m", first: 32, slider, options: ({ pp }) => powers(0, 9).filter(m => m >= pp - 1) },
+  { name: "chunks", label: "chunks in a stage, v", first: 1, slider,
     options: state => [1, 2, 4].filter(virtual => virtual === 1 ||
       allowed(state, { pp: state.pp, micro_batches: state["micro-batches"], virtual })) },
-  { name: "zero", label: "Sharded", options: () => upTo(4), first: 1,
+  { name: "zero", label: "sharded over the data-parallel ranks", options: () => upTo(4), first: 1, main: true,
     text: zero => ["nothing", "optimizer: ZeRO-1", "gradients: ZeRO-2", "all: FSDP"][zero] },
-  { name: "recompute", label: "Recomputed", options: () => Object.keys(AGAIN), first: "no",
+  { name: "recompute", label: "recomputed in the backward pass", options: () => Object.keys(AGAIN), first: "no",
     text: value => ({ no: "nothing", mlp: "MLPs", yes: "every layer" })[value] },
-  { name: "gradients", label: "Gradients", options: () => Object.keys(BYTES), first: "fp32" },
-  { name: "moments", label: "Adam's moments", options: () => Object.keys(BYTES), first: "fp32" },
+  { name: "gradients", label: "format of the gradients", options: () => Object.keys(BYTES), first: "fp32" },
+  { name: "moments", label: "format of Adam's moments", options: () => Object.keys(BYTES), first: "fp32" },
+]
+
+const presets = [
+  { name: "Llama 3 70B on 256 H100", values: {} },
+  { name: "Llama 3 8B on 8 H100", values: { model: "llama-3-8b", dp: 8, tp: 1, pp: 1, zero: 3, "micro-batches": 8 } },
+  { name: "Llama 3 405B on 1,024 H100", values: { model: "llama-3-405b", dp: 8, tp: 8, pp: 16, "micro-batches": 64 } },
 ]
 
 const layoutIn = ({ dp, pp, tp, cp, ep, zero, ...state }) => layoutOf({
@@ -107,29 +113,32 @@ const layoutIn = ({ dp, pp, tp, cp, ep, zero, ...state }) => layoutOf({
   recompute: AGAIN[state.recompute], gradient_bytes: BYTES[state.gradients], moment_bytes: BYTES[state.moments],
 })
 
-const page = place => {
+export const start = place => {
   const { svg, list, compare, output } = picture("One change each, on as many GPUs and with the same batch",
     ["change", "fullest stage", "a step", "room"])
   const show = (state, tell) => {
     const question = [shapeIn(state), layoutIn(state), state.sequence, gpuIn(state)]
-    ask(place, ["memoryOfStages", ...question], every => {
+    ask(import.meta.url, place, ["memoryOfStages", ...question], every => {
       const said = facts(...question, every), where = said.fullest.split(" of")[0].replace("s", "S")
       const totals = every.map(total), size = gpuIn(state).memory, { room } = memory, longest = Math.max(size, ...totals)
-      bars(svg, widthOf(place), every.map((parts, i) => [`stage ${i}`, inBytes(totals[i]), parts]), longest,
+      bars(svg, widthOf(place), every.map((parts, i) => [`stage ${i}`, inBytes(totals[i]), parts]), longest, inBytes,
         [[room * size, `${Math.round(100 * room)}%\u00a0`, "end dashed"], [size, `\u00a0${inBytes(size)}`, size < 0.8 * longest ? "start" : ""]])
       svg.setAttribute("aria-label", `A bar for each of ${every.length} stages, cut into its parts, and a line at the GPU's memory. Their lengths from stage 0 on: ${said.stages}.`)
       list([["GPUs", said.gpus], ["sequences a step", said.batch], ["fullest", said.fullest], ["needs", said.needs],
         ["room", said.room], ["verdict", said.verdict]])
-      ask(place, ["compared", ...question], ({ others, best }) => {
+      const needs = joined(`${where} needs ${said.needs.split(" = ")[1]}: ${said.verdict}.`)
+      tell(needs)
+      if (embedded(place)) return // its table is not shown
+      ask(import.meta.url, place, ["compared", ...question], ({ others, best }) => {
         compare(others, "as it is", best, 2, "fastest")
         const next = !best ? "No single change makes it fit." : best === "as it is" ? "No change that fits is faster."
           : `Fastest that fits: ${best}, ${others[best][0]}, ${others[best][1]} a step.`
-        tell(joined(`${where} needs ${said.needs.split(" = ")[1]}: ${said.verdict}. ${next}`))
-      })
+        tell(`${needs} ${next}`)
+      }, "table")
     })
     return ["python rank_memory.py", ...controls.map(({ name }) => `--${name} ${state[name]}`)].join(" ")
   }
-  instrument(place, { controls, show, output })
+  instrument(place, { controls, presets, show, output, demo: { name: "zero", beat: 1500 } })
 }
 
-for (const place of globalThis.document?.querySelectorAll("#memory.instrument") ?? []) page(place) // and none in a worker
+for (const place of globalThis.document?.querySelectorAll("#memory.instrument") ?? []) start(place) // and none in a worker

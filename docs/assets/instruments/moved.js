@@ -3,10 +3,7 @@ import { still } from "./base.js"
 // Something drawn with data-drag="name" follows the pointer: move(name, x, at) has x in the drawing, and where it began.
 export const draggable = (svg, move) => {
   let held, began
-  const along = event => {
-    const box = svg.getBoundingClientRect()
-    return (event.clientX - box.left) / box.width * svg.viewBox.baseVal.width
-  }
+  const along = event => new DOMPoint(event.clientX, event.clientY).matrixTransform(svg.getScreenCTM().inverse()).x
   svg.addEventListener("pointerdown", event => {
     held = event.target.dataset.drag
     if (!held) return
@@ -20,8 +17,9 @@ export const draggable = (svg, move) => {
 }
 
 // Play, Step back and Step before the slider `name` in `bar`; draw(part) shows part of the way to its next value.
-export const player = (place, bar, name, { state, change, button }, last, draw) => {
-  let timer = 0
+export const player = (place, bar, name, made, last, draw) => {
+  const { state, change, button } = made
+  let timer = 0, loop = false
   const stop = () => {
     cancelAnimationFrame(timer)
     clearTimeout(timer)
@@ -31,7 +29,11 @@ export const player = (place, bar, name, { state, change, button }, last, draw) 
   const go = to => { stop(); change({ [name]: to }) }
   const next = () => { change({ [name]: state[name] + 1 }); run() }
   const run = () => {
-    if (state[name] >= last()) return stop()
+    if (state[name] >= last()) {
+      if (!loop) return stop()
+      timer = setTimeout(() => { change({ [name]: 0 }); run() }, 2000)
+      return
+    }
     const beat = Math.max(100, Math.min(1200, 9000 / last()))
     if (still()) { // no motion: one picture after the other
       timer = setTimeout(next, beat)
@@ -54,4 +56,6 @@ export const player = (place, bar, name, { state, change, button }, last, draw) 
   })
   bar.prepend(playing, button("Step back", () => go(state[name] - 1)), button("Step", () => go(state[name] + 1)))
   place.addEventListener("input", stop)
+  made.play = () => { stop(); loop = true; run() } // again and again, on the page of all instruments
+  made.pause = stop
 }

@@ -116,21 +116,26 @@ const tokens = n => n < 2 ** 20 ? `${n / 2 ** 10}K` : `${n / 2 ** 20}M`
 const COLUMNS = ["a step", "tokens/s/GPU", "MFU", "bubble", "memory"]
 const number = text => parseFloat(text.replaceAll(",", ""))
 
-const controls = [
-  { name: "model", label: "Model", options: () => Object.keys(tables.models), first: "llama-3-70b" },
-  { name: "gpu", label: "GPU", options: () => Object.keys(tables.hardware), first: "h100" },
-  { name: "gpus", label: "GPUs", options: () => powers(0, 12), first: 256, slider: true },
-  { name: "sequence", label: "Sequence", options: () => powers(10, 17), first: 8192, text: tokens, slider: true },
-  { name: "batch", label: "Tokens a step", first: 2 ** 22, text: tokens, slider: true,
+export const controls = [
+  { name: "model", label: "model", options: () => Object.keys(tables.models), first: "llama-3-70b", main: true },
+  { name: "gpu", label: "kind of GPU", options: () => Object.keys(tables.hardware), first: "h100" },
+  { name: "gpus", label: "number of GPUs", options: () => powers(0, 12), first: 256, slider: true, main: true },
+  { name: "sequence", label: "tokens in a sequence", options: () => powers(10, 17), first: 8192, text: tokens, slider: true },
+  { name: "batch", label: "tokens in a step", first: 2 ** 22, text: tokens, slider: true, main: true,
     options: ({ sequence }) => powers(17, 26).filter(n => n >= sequence) },
-  { name: "emit", label: "Launch line for", options: () => ["megatron", "torchtitan", "deepspeed", "fsdp"], first: "megatron" },
-  { name: "top", label: "Layouts", options: () => [3, 5, 10, 20], first: 5 },
-  { name: "sort", label: "Sorted by", options: () => COLUMNS, first: COLUMNS[0] },
+  { name: "emit", label: "launch command for", options: () => ["megatron", "torchtitan", "deepspeed", "fsdp"], first: "megatron" },
+  { name: "top", label: "number of layouts in the list", options: () => [3, 5, 10, 20], first: 5 },
+  { name: "sort", label: "list sorted by", options: () => COLUMNS, first: COLUMNS[0] },
 ]
 
-const page = place => {
-  const { svg, list, output } = picture("Layouts that fit", COLUMNS)
-  const table = output.querySelector("table"), body = table.querySelector("tbody")
+const presets = [
+  { name: "Llama 3 70B on 256 H100", values: {} },
+  { name: "Llama 3 70B on 64 H100", values: { gpus: 64, batch: 2 ** 20 } },
+  { name: "Llama 3 8B on 8 H100", values: { model: "llama-3-8b", gpus: 8, batch: 2 ** 19 } },
+]
+
+export const start = place => {
+  const { svg, table, list, output } = picture("Layouts that fit", COLUMNS), body = table.querySelector("tbody")
   let known, found, now, say
   const heads = [...table.querySelectorAll("th")]
   body.addEventListener("click", async ({ target }) => {
@@ -150,7 +155,7 @@ const page = place => {
         element("td", {}, element("button", { type: "button", value: i, "aria-label": `Copy the launch line of layout ${i + 1}` }, "Copy"))),
       element("tr", {}, ...rows[i].cells.map(text => element("td", {}, joined(text))))]))
     if (rows.length) {
-      bars(svg, widthOf(place), order.map(i => [`layout ${i + 1}`, rows[i].cells[0], rows[i].parts]), Math.max(...rows.map(row => number(row.cells[0]))))
+      bars(svg, widthOf(place), order.map(i => [`layout ${i + 1}`, rows[i].cells[0], rows[i].parts]), Math.max(...rows.map(row => number(row.cells[0]))), x => `${fixed(x, 2)} s`)
     } else {
       svg.replaceChildren()
       svg.setAttribute("height", 0)
@@ -170,7 +175,7 @@ const page = place => {
     say = tell
     if (known === JSON.stringify(question)) draw(state)
     else {
-      ask(place, question, answer => {
+      ask(import.meta.url, place, question, answer => {
         known = JSON.stringify(question)
         found = answer
         draw(state)
@@ -178,7 +183,7 @@ const page = place => {
     }
     return `python plan.py --model ${model} --gpus ${gpus} --gpu ${gpu} --sequence ${sequence} --batch ${batch} --top ${top} --emit ${emit}`
   }
-  instrument(place, { controls, show, output })
+  instrument(place, { controls, presets, show, output, demo: { name: "gpus", values: [64, 128, 256, 512, 1024], beat: 3000 } })
 }
 
-for (const place of globalThis.document?.querySelectorAll("#planner.instrument") ?? []) page(place)
+for (const place of globalThis.document?.querySelectorAll("#planner.instrument") ?? []) start(place)

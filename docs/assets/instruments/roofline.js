@@ -63,15 +63,20 @@ export const facts = (gpu, model, point, b, c, m, n) => {
 // ---- the page
 
 const powers = (from, to) => [...Array(to - from + 1).keys()].map(k => 2 ** (from + k))
-const controls = [
-  { name: "gpu", label: "GPU", options: () => Object.keys(GPUS), first: "h100" },
-  { name: "model", label: "Model", options: () => Object.keys(MODELS), first: "llama-3-8b" },
-  { name: "point", label: "Operation", options: () => Object.keys(points(MODELS["llama-3-8b"], 1, 1, 1, 1)), first: "decode" },
-  { name: "batch", label: "Sequences, b", first: 1, slider: true,
+export const controls = [
+  { name: "gpu", label: "GPU", options: () => Object.keys(GPUS), first: "h100", main: true },
+  { name: "model", label: "model", options: () => Object.keys(MODELS), first: "llama-3-8b" },
+  { name: "point", label: "operation", options: () => Object.keys(points(MODELS["llama-3-8b"], 1, 1, 1, 1)), first: "decode", main: true },
+  { name: "batch", label: "sequences in the batch, b", first: 1, slider: true, main: true,
     options: () => [1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 320, 384, 448, 512, 640, 768, 1024] },
-  { name: "context", label: "Tokens each, c", options: () => powers(5, 17), first: 2048, slider: true },
-  { name: "tokens", label: "Matmul rows", options: () => powers(0, 14), first: 64, slider: true },
-  { name: "width", label: "Matmul width", options: () => powers(8, 14), first: 8192, slider: true },
+  { name: "context", label: "tokens in each sequence, c", options: () => powers(5, 17), first: 2048, slider: true },
+  { name: "tokens", label: "rows of the matrix product", options: () => powers(0, 14), first: 64, slider: true },
+  { name: "width", label: "width of the matrix product", options: () => powers(8, 14), first: 8192, slider: true },
+]
+const presets = [
+  { name: "one user of Llama 3 8B", values: {} },
+  { name: "256 users at once", values: { batch: 256 } },
+  { name: "a large matrix product", values: { point: "matmul", tokens: 8192 } },
 ]
 const SIZE = { "decode": "batch", "prefill": "context", "plain attention": "context", "fused attention": "context",
   "matmul": "tokens", "vector add": "tokens", "softmax": "tokens" }
@@ -118,12 +123,12 @@ const draw = (svg, width, state, said) => {
     else if (place > up + 8) out.push(`<path d="M${at.toFixed(1)} ${up.toFixed(1)}L${(from - 2).toFixed(1)} ${(place - 4).toFixed(1)}" class="line"/>`)
     put(from, place, `${end ? "end" : "start"} ${name === state.point ? "chosen" : "soft"}`, name)
     out.push(`<circle cx="${at.toFixed(1)}" cy="${up.toFixed(1)}" r="${name === state.point ? 6 : 4}" class="op-B"/>`,
-      `<circle cx="${at.toFixed(1)}" cy="${up.toFixed(1)}" r="14" class="grip" data-drag="${name}"/>`)
+      `<circle cx="${at.toFixed(1)}" cy="${up.toFixed(1)}" r="14" class="grip" data-drag="${name}" data-tip="${name}: ${said.others[name][0]} FLOPs per byte, at most ${said.others[name][1]}"/>`)
   }
   fill(svg, width, height, out.join(""))
 }
 
-const page = place => {
+export const start = place => {
   const { svg, list, compare, output } = picture("All of them, at most, under this roof", ["operation", "FLOP/byte", "TFLOP/s", "time"])
   const show = (state, tell) => {
     const said = facts(...caseOf(state)), { gpu, model, point, batch } = state
@@ -139,7 +144,7 @@ const page = place => {
     return ["python roofs.py", `--gpu ${gpu}`, `--model ${model}`, `--point "${point}"`, `--batch ${batch}`,
       `--context ${state.context}`, `--tokens ${state.tokens}`, `--width ${state.width}`].join(" ")
   }
-  const { state, change } = instrument(place, { controls, show, output })
+  const { state, change } = instrument(place, { controls, presets, show, output, demo: { name: "batch", beat: 500 } })
   draggable(svg, (name, at) => {
     const size = SIZE[name], along = across(widthOf(place))
     const { options } = controls.find(each => each.name === size)
@@ -152,4 +157,4 @@ const page = place => {
   })
 }
 
-for (const place of document.querySelectorAll("#roofline.instrument")) page(place)
+for (const place of document.querySelectorAll("#roofline.instrument")) start(place)

@@ -149,30 +149,39 @@ export const facts = (name, p, m, v, f, b, w, link, pace) => {
 const ms = value => `${value} ms`
 const oneTo = n => upTo(n).map(i => i + 1)
 const timesOf = name => ({ name, options: () => oneTo(30), first: 10, text: ms, slider: true })
-const controls = [
-  { name: "schedule", label: "Schedule", options: () => NAMES, first: "1f1b" },
-  { name: "ranks", label: "Ranks, p", options: () => [2, 3, 4, 5, 6, 7, 8], first: 4, slider: true },
-  { name: "micro-batches", label: "Micro-batches, m", first: 8, slider: true,
+export const controls = [
+  { name: "schedule", label: "schedule", options: () => NAMES, first: "1f1b", main: true },
+  { name: "ranks", label: "number of ranks, p", options: () => [2, 3, 4, 5, 6, 7, 8], first: 4, slider: true, main: true },
+  { name: "micro-batches", label: "number of micro-batches, m", first: 8, slider: true, main: true,
     options: ({ schedule, ranks }) => oneTo(24).filter(m => !whyNot(schedule, ranks, m)) },
-  { name: "chunks", label: "Chunks, v", options: ({ schedule }) => schedule === "interleaved" ? [2, 3, 4] : [2], first: 2, slider: true },
-  { ...timesOf("forward"), label: "Forward, F" },
-  { ...timesOf("backward"), label: "Backward, B" },
-  { ...timesOf("weights"), label: "Weights, W" },
-  { name: "link", label: "Link", options: () => upTo(21), first: 0, text: ms, slider: true },
+  { name: "chunks", label: "chunks in a rank, v", options: ({ schedule }) => schedule === "interleaved" ? [2, 3, 4] : [2], first: 2, slider: true },
+  { ...timesOf("forward"), label: "time of a forward pass, F" },
+  { ...timesOf("backward"), label: "time of the gradients of activations, B" },
+  { ...timesOf("weights"), label: "time of the gradients of weights, W" },
+  { name: "link", label: "time of a message between ranks", options: () => upTo(21), first: 0, text: ms, slider: true },
   ...upTo(8).map(r => ({
-    name: `rank-${r}`, label: `Rank ${r} takes`, first: 10, slider: true, text: value => `× ${value / 10}`,
+    name: `rank-${r}`, label: `time on rank ${r} is multiplied by`, first: 10, slider: true, text: value => `× ${value / 10}`,
     options: ({ ranks }) => r < ranks ? oneTo(20).slice(4) : [10],
   })),
+]
+const presets = [
+  { name: "4 ranks, 8 micro-batches", values: {} },
+  { name: "one slow rank", values: { "rank-2": 15 } },
+  { name: "a link that is too slow", values: { link: 8 } },
+  { name: "8 ranks, 16 micro-batches", values: { ranks: 8, "micro-batches": 16 } },
 ]
 const paceOf = state => upTo(state.ranks).map(r => state[`rank-${r}`])
 const caseOf = state => [state.schedule, state.ranks, state["micro-batches"], state.chunks, state.forward,
   state.backward, state.weights, state.link, paceOf(state)]
+
+const KINDS = { F: "forward", B: "backward", W: "weight gradients" }
 
 const draw = (svg, width, state) => {
   const spans = timeline(...caseOf(state)), end = endOf(spans), p = state.ranks
   const left = 44, right = 2, bar = 24, area = 16, row = bar + area + 8, across = width - left - right
   const count = chunks(state.schedule, state.chunks)
   const x = ticks => left + ticks / end * across
+  const round = ticks => digits(ticks / (10 * count))
   const most = Math.max(...spans.map(rank => Math.max(...live(rank))))
   const out = []
   spans.forEach((rank, r) => {
@@ -184,8 +193,8 @@ const draw = (svg, width, state) => {
     rank.forEach(([[kind, micro, stage], begin, finish], i) => {
       const [from, wide] = [x(begin), x(finish) - x(begin)]
       const tone = 1 - 0.35 * Math.floor(stage / p) / Math.max(1, count - 1)
-      out.push(`<rect x="${from.toFixed(2)}" y="${top}" width="${Math.max(0.5, wide - 0.7).toFixed(2)}" height="${bar - 2}" class="op-${kind}" opacity="${tone.toFixed(2)}"/>`)
-      if (wide > 8 + 6 * (micro > 9)) out.push(`<text x="${(from + wide / 2).toFixed(2)}" y="${top + 15}" class="paper">${micro}</text>`)
+      out.push(`<rect x="${from.toFixed(2)}" y="${top}" width="${Math.max(0.5, wide - 0.7).toFixed(2)}" height="${bar - 2}" class="op-${kind}" opacity="${tone.toFixed(2)}" data-tip="rank ${r}, ${KINDS[kind]} of micro-batch ${micro}${count > 1 ? `, stage ${stage}` : ""}: ${round(begin)} to ${round(finish)} ms"/>`)
+      if (wide > 8 + 6 * (micro > 9)) out.push(`<text x="${(from + wide / 2).toFixed(2)}" y="${top + 15}" class="on">${micro}</text>`)
       const at = x(kind === "F" ? begin : finish).toFixed(2)
       path += `H${at}V${(top + bar + area - held[i] / most * (area - 2)).toFixed(2)}`
     })
@@ -207,7 +216,7 @@ const draw = (svg, width, state) => {
   fill(svg, width, height, out.join(""))
 }
 
-const page = place => {
+export const start = place => {
   const { svg, list, compare, output } = picture("All schedules, with these times",
     ["schedule", "step", "bubble", "most live"])
   const show = (state, tell) => {
@@ -222,7 +231,7 @@ const page = place => {
       `--chunks ${state.chunks}`, `--forward ${state.forward}`, `--backward ${state.backward}`, `--weights ${state.weights}`,
       `--link ${state.link}`, `--pace ${paceOf(state).join()}`].join(" ")
   }
-  const { state, change } = instrument(place, { controls, show, output })
+  const { state, change } = instrument(place, { controls, presets, show, output, demo: { name: "schedule", beat: 1500 } })
   let first
   draggable(svg, (name, x, began) => { // twelve pixels are a tenth
     if (x === began) first = state[name]
@@ -231,4 +240,4 @@ const page = place => {
   })
 }
 
-for (const place of document.querySelectorAll("#schedules.instrument")) page(place)
+for (const place of document.querySelectorAll("#schedules.instrument")) start(place)

@@ -1,6 +1,6 @@
 // "Serving": the server of snippets/09_inference/serving_load.py, live.
 // tests/test_browser_instruments.py holds the two together.
-import { digits, element, fill, inSeconds, instrument, picture, upTo, widthOf } from "./base.js"
+import { digits, drawing, element, fill, inSeconds, instrument, picture, upTo, widthOf } from "./base.js"
 import { player } from "./moved.js"
 
 const LOADS = upTo(14).map(i => i + 1)
@@ -165,29 +165,35 @@ export const facts = (s, loads) => {
 const FIXED = { requests: 200 }
 const powers = (from, to) => upTo(to - from + 1).map(i => 2 ** (from + i))
 const slide = (name, label, options, first, text) => ({ name, label, options, first, text, slider: true })
+const main = control => ({ ...control, main: true })
 const tokens = value => `${value} tokens`, micro = value => inSeconds(value / 1e6), milli = value => `${value} ms`
-const controls = [
-  slide("rate", "Requests/s", () => LOADS, 6),
-  slide("prompt", "Prompts", () => [50, 100, 200, 500, 1000, 2000, 4000], 1000, tokens),
-  slide("answer", "Answers", () => [20, 50, 100, 200, 500], 200, tokens),
-  slide("slots", "Slots", () => powers(0, 7), 32),
-  slide("budget", "Budget", ({ slots }) => [64, 128, 256, 512, 1024, 2048, 0].filter(each => !each || each >= slots), 512,
+export const controls = [
+  main(slide("rate", "requests that arrive in a second", () => LOADS, 6)),
+  slide("prompt", "mean length of a prompt", () => [50, 100, 200, 500, 1000, 2000, 4000], 1000, tokens),
+  slide("answer", "mean length of an answer", () => [20, 50, 100, 200, 500], 200, tokens),
+  main(slide("slots", "slots, or largest batch", () => powers(0, 7), 32)),
+  slide("budget", "token budget of a step", ({ slots }) => [64, 128, 256, 512, 1024, 2048, 0].filter(each => !each || each >= slots), 512,
     value => value ? tokens(value) : "whole prompts"),
-  slide("cache", "Cache", ({ prompt, answer }) => powers(12, 19).filter(each => each >= 4 * (prompt + answer)), 32768, tokens),
-  slide("block", "A block", () => powers(0, 10), 16, tokens),
-  { name: "admit", label: "Blocks are taken", options: () => ["as-needed", "worst-case"], first: "as-needed",
+  main(slide("cache", "size of the KV cache", ({ prompt, answer }) => powers(12, 19).filter(each => each >= 4 * (prompt + answer)), 32768, tokens)),
+  slide("block", "size of a cache block", () => powers(0, 10), 16, tokens),
+  { name: "admit", label: "blocks are reserved", options: () => ["as-needed", "worst-case"], first: "as-needed",
     text: value => ({ "as-needed": "as needed", "worst-case": "for the longest answer" })[value] },
-  slide("ttft", "First token within", () => [100, 200, 500, 1000, 2000, 5000], 500, milli),
-  slide("gap", "Gaps within", () => [15, 20, 30, 50, 100, 200, 500], 50, milli),
-  slide("c0", "c₀, a step", () => [500, 1000, 2000, 4500, 9000, 18000], 9000, micro),
-  slide("c1", "c₁, a token", () => [0, 5, 10, 15, 30, 60, 120], 30, micro),
-  slide("c2", "c₂, of context", () => [0, 10, 20, 39, 78, 156, 312], 78, value => `${value} ns`),
-  slide("dice", "Dice", () => upTo(20).map(i => i + 1), 3),
-  slide("at", "Moment", () => upTo(201), 100, value => `${value / 2}% of the run`),
+  slide("ttft", "limit for the first token", () => [100, 200, 500, 1000, 2000, 5000], 500, milli),
+  slide("gap", "limit for a gap between tokens", () => [15, 20, 30, 50, 100, 200, 500], 50, milli),
+  slide("c0", "fixed time of a step, c₀", () => [500, 1000, 2000, 4500, 9000, 18000], 9000, micro),
+  slide("c1", "time for each token in a step, c₁", () => [0, 5, 10, 15, 30, 60, 120], 30, micro),
+  slide("c2", "time for each cached token, c₂", () => [0, 10, 20, 39, 78, 156, 312], 78, value => `${value} ns`),
+  slide("dice", "random seed", () => upTo(20).map(i => i + 1), 3),
+  { ...slide("at", "moment", () => upTo(201), 100, value => `${value / 2}% of the run`), at: true },
+]
+const presets = [
+  { name: "light load", values: { rate: 3 } },
+  { name: "just enough load", values: {} },
+  { name: "too much load", values: { rate: 10 } },
 ]
 
 // The run from a little before the moment on: a row is a request, oldest first.
-const ROWS = 40
+const ROWS = 24
 const drawRun = (put, width, s, run, moment) => {
   const row = 7, top = 14, span = run.clock / run.steps * 250, from = moment - span
   const x = at => Math.max(0, (at - from) / span * width)
@@ -197,7 +203,8 @@ const drawRun = (put, width, s, run, moment) => {
       const end = Math.min(moment, r.events[k + 1]?.[0] ?? moment)
       if (kind === "done" || end < from || begin > moment) return
       put("rect", { x: x(begin), y: top + i * row, width: Math.max(0.4, x(end) - x(begin)), height: kind === "queue" ? 2 : row - 1.5,
-        class: { queue: "live", prefill: "op-B", decode: "op-F" }[kind] })
+        class: { queue: "live", prefill: "op-B", decode: "op-F" }[kind],
+        "data-tip": `request ${r.number}, ${r.prompt} tokens in and ${r.answer} out: ${{ queue: "waits", prefill: "prefill", decode: "decode" }[kind]} for ${time(end - begin)}` })
     })
   })
   put("path", { d: `M0 ${top + ROWS * row}H${width}`, class: "line" })
@@ -227,7 +234,8 @@ const drawCache = (put, width, top, s, now) => {
   stretch(0, s.cache, { class: "empty" })
   let at = 0
   now.running.forEach((r, i) => {
-    stretch(at, at + r.length, { class: left(r) > 1 ? "op-B" : "op-F", opacity: i % 2 ? 0.65 : 1 })
+    stretch(at, at + r.length, { class: left(r) > 1 ? "op-B" : "op-F", opacity: i % 2 ? 0.65 : 1,
+      "data-tip": `request ${r.number}: ${r.length} of ${r.blocks * s.block} tokens in its blocks are filled` })
     stretch(at, at + r.blocks * s.block, { class: "held" })
     at += r.blocks * s.block
   })
@@ -261,6 +269,10 @@ const drawCurves = (put, width, top, s, every) => {
       put("text", { x: key + 18, y: y0 - 5, class: "start soft" }, words)
       key += 26 + 6 * words.length
     }
+    for (const load of LOADS) {
+      put("rect", { x: x(load) - (across - axis - 6) / 26, y: y0, width: (across - axis - 6) / 13, height: tall, class: "grip",
+        "data-tip": `${load} requests/s. ${curves.map(([words, , points]) => `${words}: ${log ? time(points(every[load])) : digits(points(every[load]))}`).join(", ")}` })
+    }
     for (const load of [1, 4, 7, 10, 14]) put("text", { x: x(load), y: y0 + tall + 14, class: "soft" }, load)
     put("text", { x: x0 + across - 6, y: y0 + tall + 28, class: "end soft" }, "requests/s that come")
   }
@@ -272,40 +284,42 @@ const drawCurves = (put, width, top, s, every) => {
   return y0 + tall + 34
 }
 
-const draw = (svg, width, s, part) => {
+const draw = (svg, second, width, s, part) => {
   const run = serve(s, s.rate), moment = run.clock * (s.at + part) / 200
   const out = []
   const put = (tag, attributes, text = "") => out.push(`<${tag} ${Object.entries(attributes)
     .map(([name, value]) => `${name}="${typeof value === "number" ? +value.toFixed(2) : value}"`).join(" ")}>${text}</${tag}>`)
   const cache = drawRun(put, width, s, run, moment)
-  const curves = drawCache(put, width, cache, s, serve(s, s.rate, moment))
-  fill(svg, width, drawCurves(put, width, curves, s, measured(s, LOADS)), out.join(""))
+  const end = drawCache(put, width, cache, s, serve(s, s.rate, moment))
+  fill(svg, width, end - 20, out.splice(0).join(""))
+  if (part) return // the curves do not move
+  fill(second, width, drawCurves(put, width, 10, s, measured(s, LOADS)), out.join(""))
 }
 
-const page = place => {
-  const bar = element("div", { class: "instrument-foot" })
-  const { svg, list, compare, output } = picture("All loads, on this server",
-    ["load", "tokens/s", "TTFT p50", "p99", "gap p99", "goodput"], bar)
-  const show = (state, tell) => {
-    const s = { ...FIXED, ...state }, said = facts(s, LOADS)
-    draw(svg, widthOf(place), s, 0)
-    tell(`At ${s.rate} requests/s the server gives ${said.throughput}, and ${said.kept} of the requests are in time. After ${said.moment}: ${said.now}.`)
-    svg.setAttribute("aria-label", `Above, a row for each request: it waits, its prompt runs, its answer comes. Now ${said.now}. Then the cache: ${said.blocks} blocks are taken. Below, two curves over the load: time to first token, which at ${s.rate} requests/s is ${said.ttft}, and goodput, which is highest at ${said.best}.`)
-    list([["throughput", said.throughput], ["first token, p50, p99", said.ttft], ["longest gap, p50, p99", said.gap],
-      ["in time", said.kept], ["preempted", said.again], ["now", said.now], ["blocks", said.blocks], ["of these filled", said.filled]])
-    compare(said.loads, String(s.rate), said.best, 4, "most")
-    return ["python serving_load.py", ...Object.entries(s).map(([name, value]) => `--${name} ${value}`)].join(" ")
-  }
-  const made = instrument(place, { controls: controls.map(each => each.name === "at" ? { ...each, beside: bar } : each), show, output })
-  player(place, bar, "at", made, () => 200, part => draw(svg, widthOf(place), { ...FIXED, ...made.state }, part))
-}
-
-for (const place of document.querySelectorAll("#serving.instrument")) {
+export const start = async place => {
   // Until a browser has compiled it a run is slow: one at a time at first, so that none holds the page up.
   const first = { ...FIXED, ...Object.fromEntries(controls.map(({ name, first }) => [name, first])) }
   for (const load of LOADS) {
     measure(first, load)
     await new Promise(done => setTimeout(done))
   }
-  page(place)
+
+  const bar = element("div", { class: "instrument-foot" }), { svg: second, box } = drawing("Waiting times and goodput at all loads")
+  const { svg, list, compare, output } = picture("All loads, on this server",
+    ["load", "tokens/s", "TTFT p50", "p99", "gap p99", "goodput"], { below: [box] })
+  const show = (state, tell) => {
+    const s = { ...FIXED, ...state }, said = facts(s, LOADS)
+    draw(svg, second, widthOf(place), s, 0)
+    tell(`At ${s.rate} requests/s the server gives ${said.throughput}, and ${said.kept} of the requests are in time. After ${said.moment}: ${said.now}.`)
+    svg.setAttribute("aria-label", `Above, a row for each request: it waits, its prompt runs, its answer comes. Now ${said.now}. Then the cache: ${said.blocks} blocks are taken.`)
+    second.setAttribute("aria-label", `Curves over the load: time to first token, which at ${s.rate} requests/s is ${said.ttft}, and goodput, which is highest at ${said.best} requests/s.`)
+    list([["throughput", said.throughput], ["first token, p50, p99", said.ttft], ["longest gap, p50, p99", said.gap],
+      ["in time", said.kept], ["preempted", said.again], ["now", said.now], ["blocks", said.blocks], ["of these filled", said.filled]])
+    compare(said.loads, String(s.rate), said.best, 4, "most")
+    return ["python serving_load.py", ...Object.entries(s).map(([name, value]) => `--${name} ${value}`)].join(" ")
+  }
+  const made = instrument(place, { controls, presets, show, output, bar })
+  player(place, bar, "at", made, () => 200, part => draw(svg, second, widthOf(place), { ...FIXED, ...made.state }, part))
 }
+
+for (const place of document.querySelectorAll("#serving.instrument")) start(place)

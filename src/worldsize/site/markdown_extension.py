@@ -18,6 +18,7 @@ from worldsize.site import (
     changes,
     embeds,
     glossary,
+    instruments,
     math_svg,
     quiz,
     references,
@@ -35,6 +36,8 @@ DIRECTIVES = {  # the functions that replace a comment such as `<!-- track: NAME
     "quiz": quiz.show,
     "scores": scores.show,
     "glossary": glossary.show,
+    "instrument": instruments.show,
+    "instruments": instruments.show_all,
 }
 
 

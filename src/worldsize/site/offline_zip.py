@@ -19,13 +19,14 @@ FILE = "book/world-size.zip"
 EXCLUDED = re.compile(r"book/|llms|sitemap|404|search/text|assets/javascripts/[lw]|.*\.map$")
 TYPES = {".js": "text/javascript", ".json": "application/json"}
 # in a module: the names of other files in its folder
-OTHER_FILE = re.compile(r'new URL\("([^"]+)", import\.meta\.url\)|"\./([^"]+)"')
+OTHER_FILE = re.compile(r'new URL\("([^"]+)", ?import\.meta\.url\)|"\./([^"]+)"')
 # in a page: links to a folder, folders to which sections have moved, preloaded modules, the
-# copy button, and modules
+# copy button, small instruments, and modules
 FOLDER = re.compile(r' href="(?=[^"#?])(?:[^":#?]*/)?(?:\.\.?)?(?=["#?])')
 MOVED = re.compile(r'\n"\S+/(?=": ")')
 PRELOAD = re.compile(r'<link rel="modulepreload"[^>]*>\n')
 COPY = re.compile(r'<div class="md-content__button copy-page">.*?</div>\n', re.DOTALL)
+EMBEDDED = re.compile(r'(<div class="instrument embedded"[^>]* data-instrument="(\w+)")')
 MODULE = re.compile(r'(<script type="module" src=")[./]*([^"]+)')
 
 
@@ -40,6 +41,10 @@ def offline_page(html: str, site: Path) -> str:
     """Return the HTML of a page for the zip file."""
     html = FOLDER.sub(lambda m: f"{m[0].rstrip('/')}/index.html", html)
     html = PRELOAD.sub("", MOVED.sub(r"\g<0>index.html", html))
+    folder = site / "assets/instruments"
+    html = EMBEDDED.sub(
+        lambda m: f'{m[1]} data-module="{data_url(folder / f"{m[2]}.js")}"', html
+    )
     return MODULE.sub(lambda m: m[1] + data_url(site / m[2]), COPY.sub("", html))
 
 

@@ -30,8 +30,10 @@ from worldsize.site import (
     changes,
     embeds,
     html_postprocess,
+    instruments,
     labs,
     llms_txt,
+    minify,
     notebooks,
     page_stats,
     programs,
@@ -100,6 +102,7 @@ class BookPlugin(BasePlugin[BookConfig]):
             feed = changes.feed(self.root, config)
             files.append(File.generated(config, changes.FEED, content=feed))
         html_postprocess.adapt_theme_files(files)
+        minify.minify_instruments(files)
         if self.cache:
             self.cache.start_pages(files, state_of)
         return files
@@ -130,6 +133,8 @@ class BookPlugin(BasePlugin[BookConfig]):
     ) -> str:
         with assume_unchanged(self.memo):
             text = self._text(markdown, page, config)
+            if not page.file.generated_by:
+                instruments.check_page(Path(page.file.abs_src_path), self.root)
             if self.cache:
                 lines = expand_directives(text.split("\n"), self.root)
                 inputs = "\n".join([str(page.meta), text, *lines])

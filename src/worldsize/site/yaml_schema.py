@@ -104,23 +104,26 @@ def expand_directives(
 ) -> list[str]:
     """Return the lines, with each line `<!-- word: a b -->` replaced.
 
-    The replacement is the text of `directives[word](["a", "b"], root)`.
+    The replacement is the text of `directives[word](["a", "b"], root)`. A word can also have
+    the form `setting=value`, or be a text in double quotes, which the function gets with its
+    quotes. A comment in inline code stays as it is.
 
     Raise DataError if a comment has a different form, or if the function raises SchemaError.
     """
-    out, comment = [], re.compile(rf"<!-- ({'|'.join(directives)}):")
+    out, comment = [], re.compile(rf"(?<!`)<!-- ({'|'.join(directives)}):")
     for line in lines:
         found = comment.search(line)
         if found is None:
             out.append(line)
             continue
-        directive = re.fullmatch(rf"( *){found[0]} ([\w -]+) -->", line.rstrip())
+        directive = re.fullmatch(rf'( *){found[0]} ((?:"[^"]*"|[\w=. -])+) -->', line.rstrip())
         if directive is None:
             raise DataError(
                 f"this comment must have the form <!-- word: a b -->: {line.strip()}"
             )
         with locate_errors(line.strip()):
-            text = directives[found[1]](directive[2].split(), root)
+            words = re.findall(r'"[^"]*"|\S+', directive[2])
+            text = directives[found[1]](words, root)
         indent = directive[1]
         out += ["", *(indent + each if each else "" for each in text.split("\n")), ""]
     return out
