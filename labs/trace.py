@@ -52,7 +52,8 @@ also in libraries. On Python 3.12 and newer, code outside of the recorded files 
 tensor on a GPU is copied to the CPU when it is read, so the program waits for the GPU at every
 line. Do not measure times in a recorded run. An object can stay in memory until the next line.
 torch.empty, torch.empty_like and Tensor.new_empty fill their memory with NaN (with the largest
-number for integers), so that the trace shows which memory was not written yet.
+number for integers), so that the trace shows which memory was not written yet. A storage that
+grows from zero bytes is filled, too.
 
 what the recorder cannot see: lines that run in other threads, for example autograd hooks of a
 backward pass on a GPU; other processes that the program starts; calls of torch.distributed from
@@ -424,6 +425,15 @@ class Recorder:
         names = self.options.functions
         return not names or code.co_qualname in names or code.co_name in names
 
+    def _is_called_by_selected(self, frame: types.FrameType | None) -> bool:
+        """Return whether a frame, or one that called it, runs a function that is recorded."""
+        while frame is not None:
+            code = frame.f_code
+            if code.co_filename in self.sources and self._is_selected(code):
+                return True
+            frame = frame.f_back
+        return False
+
     def _is_cut(self, path: str, line: int) -> bool:
         """Return whether a limit forbids another event of this line; write a note once."""
         self.repeats[path, line] += 1
@@ -549,7 +559,7 @@ class Recorder:
             else [frame.f_code.co_qualname, frame.f_code.co_filename, self._line_of(frame)]
         )
         in_thread = threading.get_ident() == self.thread
-        visible = self.active and in_thread and frame is not None
+        visible = self.active and in_thread and self._is_called_by_selected(frame)
         self.write(kind, self.calls, *place, visible, operations if kind == "S" else earlier)
         return self.calls
 
@@ -564,7 +574,6 @@ class Recorder:
             described = [_TYPE_NAME(type(error)), str(error)[:300]]
         self.write(kind, call, described, peer)
         if error is not None and self.options.until_error and self.active:
-            self.note("recording stopped, because a call of torch.distributed raised an error")
             self.write("X", "error", described[0], None)
             self.finish_lines()
             self.finished = True
@@ -724,6 +733,8 @@ class Calls:
                 (torch.Tensor, "new_empty"),
             ):
                 setattr(owner, name, self._wrap_empty(getattr(owner, name)))
+            storage = torch.UntypedStorage
+            storage.resize_ = self._wrap_resize(storage.resize_)
 
     def _replace(self, name: str, wrapper: Callable) -> None:
         setattr(self.dist, name, wrapper)
@@ -856,6 +867,20 @@ class Calls:
             return tensor
 
         return empty
+
+    def _wrap_resize(self, original: Callable) -> Callable:
+        values = self.recorder.values
+
+        @functools.wraps(original)
+        def resize_(storage: object, size: int) -> object:
+            before = storage.nbytes()
+            result = original(storage, size)
+            if before == 0 and size > 0 and storage.device.type != "meta":
+                with values.quiet():
+                    storage.fill_(255)  # these bytes are a NaN in every floating-point dtype
+            return result
+
+        return resize_
 
     # --- describing a call -----------------------------------------------------------------
 
