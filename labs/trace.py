@@ -167,6 +167,18 @@ class Source:
         return short[0] if short else None
 
 
+def find_section(sources: Iterable[Source], name: str) -> Section:
+    """Return the section of the first file that has it. Raise TraceError if no file has it."""
+    sources = list(sources)
+    for source in sources:
+        if section := source.section(name):
+            return section
+    raise TraceError(
+        f"{os.path.basename(sources[0].path)} has neither a function `{name}` nor the comments "
+        f"`# [start:{name}]` and `# [end:{name}]`"
+    )
+
+
 # --- values of variables ----------------------------------------------------------------------
 
 
@@ -184,6 +196,11 @@ def number(x: float, digits: int = 4) -> float | int | str:
         return str(x)
     rounded = float(f"{x:.{digits}g}")
     return int(rounded) if rounded == int(rounded) and abs(rounded) < 2**53 else rounded
+
+
+def is_one_of(kind: type, *kinds: type) -> bool:
+    """Return whether a type is one of these types. A comparison could run its metaclass."""
+    return any(kind is each for each in kinds)
 
 
 class Values:
@@ -215,16 +232,16 @@ class Values:
             return x if len(x) <= TEXT else f"{x[:TEXT]}…"
         if kind is range or kind is slice:
             ends = (x.start, x.stop, x.step)
-            return f"{kind.__name__}{ends}" if all(type(e) in (int, type(None)) for e in ends) \
-                else SKIPPED  # fmt: skip
+            plain = all(is_one_of(type(end), int, type(None)) for end in ends)
+            return f"{kind.__name__}{ends}" if plain else SKIPPED
         if self.torch is not None:
             if kind is self.torch.Size:
                 kind, x = tuple, tuple(x)
-            elif kind in (self.torch.dtype, self.torch.device):
+            elif is_one_of(kind, self.torch.dtype, self.torch.device):
                 return str(x).removeprefix("torch.")
-            elif kind in (self.torch.Tensor, self.torch.nn.Parameter):
+            elif is_one_of(kind, self.torch.Tensor, self.torch.nn.Parameter):
                 return self.tensor(x)
-        if kind in (list, tuple, set, frozenset, dict):
+        if is_one_of(kind, list, tuple, set, frozenset, dict):
             return self._container(x, kind, depth)
         return {"o": _TYPE_NAME(kind)} if depth else SKIPPED
 
@@ -237,8 +254,8 @@ class Values:
                 for key, value in list(x.items())[:ITEMS]
             ]
             found = {"d": items}
-        elif kind in (set, frozenset):
-            if not all(type(item) in (int, str) for item in x):
+        elif is_one_of(kind, set, frozenset):
+            if not all(is_one_of(type(item), int, str) for item in x):
                 return {"o": kind.__name__, "n": len(x)}
             items = sorted(x, key=lambda item: (type(item) is str, item))[:ITEMS]
             found = {"e": items}
@@ -269,7 +286,9 @@ class Values:
             return {"state": "in flight"}
         if count <= SMALL:
             values = x.reshape(-1).cpu().tolist()
-            return {"v": [v if type(v) in (bool, int) else number(v) for v in map(_real, values)]}
+            return {
+                "v": [v if type(v) in (bool, int) else number(v) for v in map(_real, values)]
+            }
         if not x.is_contiguous() and count > 2**20:
             return {"state": "not contiguous"}
         sample = x.reshape(-1)[:: max(1, count // SAMPLE) | 1]
@@ -337,10 +356,7 @@ class Recorder:
         self.options, self.output = options, output
         self.sources = {path: Source(path) for path in [program, *options.files]}
         self.program = program
-        self.sections = [self._find_section(name) for name in options.sections]
-        for name in options.functions:
-            if not any(source.section(name) for source in self.sources.values()):
-                raise TraceError(f"{program} has no function `{name}`")
+        self.sections = [find_section(self.sources.values(), each) for each in options.sections]
         self.thread = threading.get_ident()
         self.process = os.getpid()
         self.values = Values()
@@ -352,7 +368,6 @@ class Recorder:
         self.frames: dict[int, int] = {}  # id of a frame → its number in the trace
         self.frame_count = 0
         self.variables: dict[int, dict[str, object]] = {}  # number of a frame → last values
-        self.last_event: tuple[int, str, int] | None = None
         self.last_line: dict[int, tuple[str, int]] = {}
         self.repeats: Counter[tuple[str, int]] = Counter()
         self.events = 0
@@ -361,15 +376,6 @@ class Recorder:
         self.works: dict[int, tuple[weakref.ref, list[int]]] = {}
         self.nested = threading.local()
         self.stop_lines: Callable[[], None] = lambda: None
-
-    def _find_section(self, name: str) -> Section:
-        for source in self.sources.values():
-            if section := source.section(name):
-                return section
-        raise TraceError(
-            f"{self.program} has neither a function `{name}` nor the comments "
-            f"`# [start:{name}]` and `# [end:{name}]`"
-        )
 
     # --- writing -------------------------------------------------------------------------
 
@@ -411,15 +417,13 @@ class Recorder:
             self._update_section(frame, line)
         if not self.active or not self._is_selected(code):
             return
-        place = self._number(frame), code.co_filename, line
-        if place == self.last_event:
+        known, place = self._number(frame), (code.co_filename, line)
+        if self.last_line.get(known) == place:
+            return  # a different part of the same statement, or a loop on one line
+        self.last_line[known] = place
+        if self._is_cut(*place):
             return
-        if self._is_cut(code.co_filename, line):
-            return
-        self.last_event = place
-        self.last_line[place[0]] = code.co_filename, line
-        changes = self._changes(frame, place[0])
-        self.write("L", place[0], code.co_qualname, code.co_filename, line, changes)
+        self.write("L", known, code.co_qualname, *place, self._changes(frame, known))
 
     def _is_selected(self, code: types.CodeType) -> bool:
         names = self.options.functions
@@ -464,7 +468,6 @@ class Recorder:
         if self.active and (changes := self._changes(frame, known)) and known in self.last_line:
             path, line = self.last_line[known]
             self.write("R", known, frame.f_code.co_qualname, path, line, changes)
-            self.last_event = None
 
     def _update_section(self, frame: types.FrameType, line: int) -> None:
         if self.owner is not None:
@@ -488,7 +491,8 @@ class Recorder:
                 return
 
     def _leave_section(self) -> None:
-        self.owner, self.active, self.last_event = None, False, None
+        self.owner, self.active = None, False
+        self.last_line.clear()  # so that the next pass can begin with the same line
         wanted = self.options.only_pass
         if wanted is not None and all(self.passes[s.name] >= wanted for s in self.sections):
             self.finish_lines()
@@ -550,7 +554,7 @@ class Recorder:
         return frame
 
     def start(self, kind: str, operations: list[dict], earlier: list[int] | None = None) -> int:
-        """Record the start of a call ("S") or of a wait ("W"); return the number of the call."""
+        """Record the start of a call ("S") or of a wait ("W"), and return its number."""
         self.calls += 1
         frame = self.program_frame()
         place = (
@@ -639,7 +643,9 @@ def _monitor(recorder: Recorder, code: types.CodeType) -> None:
     monitoring = sys.monitoring
     tool = next((n for n in (3, 4, 2, 1, 5, 0) if monitoring.get_tool(n) is None), None)
     if tool is None:
-        raise TraceError("all tools of sys.monitoring are in use: stop the debugger or profiler")
+        raise TraceError(
+            "all tools of sys.monitoring are in use: stop the debugger or profiler"
+        )
     monitoring.use_tool_id(tool, "trace.py")
     events = monitoring.events
     local = events.LINE | events.PY_RETURN
@@ -782,7 +788,12 @@ class Calls:
         return call
 
     def _run(
-        self, original: Callable, args: tuple, kwargs: dict, operations: list[dict], written: list
+        self,
+        original: Callable,
+        args: tuple,
+        kwargs: dict,
+        operations: list[dict],
+        written: list,
     ) -> object:
         """Record the start, call the function, record the end; remember works."""
         recorder, values = self.recorder, self.recorder.values
@@ -1066,8 +1077,8 @@ def read_ranks(folder: Path) -> list[Rank]:
     paths = sorted(folder.glob("rank*.jsonl"))
     if not paths:
         raise TraceError(
-            f"{folder} contains no recording: it has no file rank0.jsonl. Start the program with "
-            f"`TRACE_FOLDER={folder} torchrun --nproc-per-node=2 trace.py program.py`"
+            f"{folder} contains no recording: it has no file rank0.jsonl. Record a program "
+            f"with `TRACE_FOLDER={folder} torchrun --nproc-per-node=2 trace.py program.py`"
         )
     ranks = {}
     for path in paths:
@@ -1076,7 +1087,7 @@ def read_ranks(folder: Path) -> list[Rank]:
             header, *events = map(json.loads, lines)
         except ValueError:
             if not lines:
-                raise TraceError(f"{path} is empty: rank failed before it started") from None
+                raise TraceError(f"{path} is empty: this rank failed at its start") from None
             header, events = json.loads(lines[0]), []
             for number_, line in enumerate(lines[1:], start=2):
                 try:
@@ -1280,7 +1291,9 @@ def _cycle(ranks: list[list[list]], position: list[int], needed: list, ticks: di
     for rank, events in enumerate(ranks):
         if position[rank] < len(events):
             open_ = [c for c in needed[rank].get(position[rank], ()) if c not in ticks]
-            waits = ", ".join(f"event {index} of rank {other}" for other, index in sorted(open_))
+            waits = ", ".join(
+                f"event {index} of rank {other}" for other, index in sorted(open_)
+            )
             lines.append(f"event {position[rank]} of rank {rank} needs {waits}")
     return "the recording contradicts itself, because its events form a cycle: " + "; ".join(
         lines
@@ -1397,7 +1410,7 @@ class _TraceWriter:
         return max((new for old, new in self.renumbered.items() if old <= tick), default=None)
 
     def _function(self, name: str | None, path: str | None) -> int:
-        files = [each for each in self.recordings[0].header["files"]]
+        files = self.recordings[0].header["files"]
         entry = [name, files.index(path) if path in files else 0]
         if entry not in self.functions:
             self.functions.append(entry)
@@ -1569,7 +1582,9 @@ def describe_operation(operation: dict) -> str:
         word = "to" if operation["name"] in SENDS else "from"
         text += f" {word} rank {operation['peer']}"
     if "root" in operation:
-        text += f" {'from' if operation['name'] in FROM_ROOT else 'to'} rank {operation['root']}"
+        text += (
+            f" {'from' if operation['name'] in FROM_ROOT else 'to'} rank {operation['root']}"
+        )
     if payload := operation.get("payload"):
         shape = "×".join(map(str, payload["s"])) or "scalar"
         count = f"{payload['n']} tensors of " if "n" in payload else ""
@@ -1614,24 +1629,23 @@ def describe_end(trace: dict, rank: int) -> str:
     return f"rank {rank} {text}"
 
 
+HANG = "Every rank that is still running waits here, and nothing more can happen."
+
+
 def table(trace: dict, sources: list[str]) -> str:
     """Return all steps as an HTML table, which needs no JavaScript."""
     lines = [source.splitlines() for source in sources]
     rows = []
-    for step in trace["steps"]:
+    steps = trace["steps"]
+    for step, following in zip(steps, [*steps[1:], [None]], strict=True):
         file = trace["functions"][step[4]][1] if step[2] in ("line", "return") else 0
         text = lines[file][step[3] - 1].strip() if 0 < step[3] <= len(lines[file]) else ""
-        cells = [str(step[0]), str(step[1]), str(step[3])]
-        row = "".join(f"<td>{cell}</td>" for cell in cells)
-        what = html.escape(describe_step(trace, step))
+        cells = [*map(str, (step[0], step[1], step[3])), f"<code>{html.escape(text)}</code>"]
+        cells.append(html.escape(describe_step(trace, step)))
         kind = "" if step[2] == "line" else f' class="{step[2]}"'
-        rows.append(f"<tr{kind}>{row}<td><code>{html.escape(text)}</code></td><td>{what}</td></tr>")
-        if step is trace["steps"][-1] or _next_tick(trace, step):
-            if step[0] in trace["hangs"]:
-                rows.append(
-                    f'<tr class="hang"><td>{step[0]}</td><td colspan="4">Every rank that is still '
-                    "running waits here, and nothing more can happen.</td></tr>"
-                )
+        rows.append(f"<tr{kind}>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
+        if following[0] != step[0] and step[0] in trace["hangs"]:
+            rows.append(f'<tr class="hang"><td>{step[0]}</td><td colspan="4">{HANG}</td></tr>')
     ends = "".join(
         f"<li>{html.escape(describe_end(trace, rank))}</li>" for rank in range(trace["ranks"])
     )
@@ -1645,11 +1659,6 @@ def table(trace: dict, sources: list[str]) -> str:
         + "\n".join(rows)
         + f"\n</tbody>\n</table>\n<ul>{ends}{notes}</ul>\n"
     )
-
-
-def _next_tick(trace: dict, step: list) -> bool:
-    index = next(n for n, each in enumerate(trace["steps"]) if each is step)
-    return trace["steps"][index + 1][0] != step[0]
 
 
 PAGE = """\
@@ -1777,7 +1786,9 @@ def rank_options(args: argparse.Namespace) -> Options:
     for name in ("only_pass", "max_events", "max_repeats"):
         value = getattr(args, name)
         if value is not None and value < 1:
-            raise TraceError(f"--{name.replace('only_', '').replace('_', '-')} must be 1 or more")
+            raise TraceError(
+                f"--{name.replace('only_', '').replace('_', '-')} must be 1 or more"
+            )
     if args.only_pass and not args.section:
         raise TraceError("--pass needs --section, because it counts how often a section runs")
     return Options(
@@ -1794,23 +1805,33 @@ def rank_options(args: argparse.Namespace) -> Options:
 
 
 def run_torchrun(args: argparse.Namespace, words: list[str], folder: Path) -> float | None:
-    """Run torchrun with this file in each rank. Return the limit if the program exceeded it."""
+    """Run torchrun with this file in each rank.
+
+    Return the seconds after which the program was ended, by the time limit or by Ctrl-C; None
+    if it ended by itself.
+    """
     command = [sys.executable, "-m", "torch.distributed.run"]
     command += [f"--nproc-per-node={args.nproc_per_node}", os.path.abspath(__file__), *words]
-    process = subprocess.Popen(command, env=os.environ | {"TRACE_FOLDER": str(folder)})
+    signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))  # handled like Ctrl-C
+    start = time.monotonic()
+    process = subprocess.Popen(
+        command, env=os.environ | {"TRACE_FOLDER": str(folder)}, start_new_session=True
+    )
     try:
         process.wait(args.limit)
         return None
     except subprocess.TimeoutExpired:
         print(f"trace.py: the time limit of {args.limit:g} s has ended", file=sys.stderr)
-        return args.limit
+    except KeyboardInterrupt:
+        print("trace.py: the program is ended, and its trace is written", file=sys.stderr)
     finally:
         if process.poll() is None:
             process.terminate()  # torchrun ends its ranks, first with SIGTERM, then SIGKILL
             try:
                 process.wait(60)
             except subprocess.TimeoutExpired:
-                process.kill()
+                os.killpg(process.pid, signal.SIGKILL)
+    return time.monotonic() - start
 
 
 def write_trace(args: argparse.Namespace, folder: Path, limit: float | None) -> None:
@@ -1857,14 +1878,27 @@ def main(arguments: list[str]) -> int:
             "say how many ranks to start: python trace.py --nproc-per-node=4 "
             f"{args.program}. Or start this file with torchrun"
         )
-    Source(os.path.abspath(args.program))  # so that a wrong file gives one message
+    check_names([os.path.abspath(each) for each in [args.program, *args.file]], options)
     words = arguments[:]
     for name in ("--nproc-per-node", "--open", "--output", "--limit"):
         words = _without(words, name, len(words) - len(args.arguments) - 1)
-    with tempfile.TemporaryDirectory(prefix="trace-") as folder:
+    with contextlib.ExitStack() as stack:
+        folder = os.environ.get("TRACE_FOLDER")
+        if folder is None:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="trace-"))
         limit = run_torchrun(args, words, Path(folder))
         write_trace(args, Path(folder), limit)
     return 0
+
+
+def check_names(paths: list[str], options: Options) -> None:
+    """Raise TraceError if a file, a section or a function does not exist."""
+    sources = [Source(path) for path in paths]
+    for name in options.sections:
+        find_section(sources, name)
+    for name in options.functions:
+        if not any(source.section(name) for source in sources):
+            raise TraceError(f"{os.path.basename(paths[0])} has no function `{name}`")
 
 
 def _without(words: list[str], name: str, end: int) -> list[str]:

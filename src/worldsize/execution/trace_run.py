@@ -27,7 +27,7 @@ class RecordedRun:
 
 
 def load_recorder(root: Path) -> ModuleType:
-    """Return labs/trace.py as a module. Its name is not `trace`, which Python's library uses."""
+    """Return labs/trace.py as a module. The name `trace` belongs to Python's library."""
     path = root / RECORDER
     return _load(path, path.stat().st_mtime_ns)
 
@@ -67,7 +67,9 @@ def record_trace(
             command,
             folder,
             limit=limit,
-            launcher=launcher if launcher and launcher.accepts(command, program.name, 1) else None,
+            launcher=launcher
+            if launcher and launcher.accepts(command, program.name, 1)
+            else None,
             variables={"TRACE_FOLDER": str(events)},
         )
         try:

@@ -80,7 +80,8 @@ def _read(path: Path, _mtime: int) -> dict[str, TraceSettings]:
             raise BookError(f"{TRACES}:1: {name}: a missing or unknown key: {', '.join(wrong)}")
         if not _COMMAND.fullmatch(entry["command"]):
             raise BookError(
-                f"{TRACES}:1: {name}: the command must be `torchrun --nproc-per-node=N FILE.py …`"
+                f"{TRACES}:1: {name}: the command must be "
+                "`torchrun --nproc-per-node=N FILE.py …`"
             )
         values = {k: tuple(v) if isinstance(v, list) else v for k, v in entry.items()}
         found[name] = TraceSettings(**values)

@@ -33,7 +33,9 @@ def trace_inputs(program: Program, settings: TraceSettings) -> tuple[str | Path,
     )
 
 
-def check_trace(program: Program, settings: TraceSettings, options: CheckOptions) -> CheckResult:
+def check_trace(
+    program: Program, settings: TraceSettings, options: CheckOptions
+) -> CheckResult:
     """Run the program under the recorder, and compare its trace with the stored one.
 
     With ``options.record``, a trace that differs is stored. If a forked run differs, the
@@ -64,8 +66,8 @@ def check_trace(program: Program, settings: TraceSettings, options: CheckOptions
     text = load_recorder(program.root).trace_text(run.trace)
     if (size := compressed_size(text)) > MAX_COMPRESSED:
         raise BookError(
-            f"{program.name}:1: its trace has {size:,} bytes after compression, and the limit is "
-            f"{MAX_COMPRESSED:,}: choose a smaller section or fewer variables in {TRACES}"
+            f"{program.name}:1: its trace has {size:,} bytes after compression, and the limit "
+            f"is {MAX_COMPRESSED:,}: choose a smaller section or fewer variables in {TRACES}"
         )
     atomic_write(path, text)
     return CheckResult(seconds, recorded=True, rerun_in_fresh_process=rerun)
@@ -109,7 +111,8 @@ def trace_difference(
             for number, (a, b) in enumerate(zip(old, now, strict=True)):
                 if not same(a, b):
                     line = b.get("line", 1) if isinstance(b, dict) else 1
-                    return f"{program}:{line}: {key} {number} was {_text(a)}, and is now {_text(b)}"
+                    change = f"was {_text(a)}, and is now {_text(b)}"
+                    return f"{program}:{line}: {key} {number} {change}"
         elif not same(old, now):
             return f"{program}:1: {key} was {_text(old)}, and is now {_text(now)}"
     return ""
@@ -122,7 +125,9 @@ def _step_difference(stored: dict, new: dict, old: list, now: list) -> str:
     if old[2:4] != now[2:4]:
         return f"the trace has `{old[2]}` at line {old[3]}, and the new run `{now[2]}`"
     if old[2] not in ("line", "return"):
-        return "" if old[4:] == now[4:] else f"the trace has {old[4:]}, and the new run {now[4:]}"
+        return (
+            "" if old[4:] == now[4:] else f"the trace has {old[4:]}, and the new run {now[4:]}"
+        )
     functions = stored["functions"][old[4]], new["functions"][now[4]]
     if functions[0] != functions[1]:
         return f"the trace is in `{functions[0][0]}`, and the new run in `{functions[1][0]}`"
@@ -148,7 +153,9 @@ def same(a: object, b: object, scale: float = 0.0) -> bool:
             return False
         if a.get("t") and not a["t"].startswith(("int", "uint", "bool")):
             scale = max(_size(a), _size(b)) or 1e-12
-        return all(same(a[key], b[key], scale if key in "cv" or key == "value" else 0.0) for key in a)
+        return all(
+            same(a[key], b[key], scale if key in "cv" or key == "value" else 0.0) for key in a
+        )
     if isinstance(a, list) and isinstance(b, list):
         return len(a) == len(b) and all(same(x, y, scale) for x, y in zip(a, b, strict=True))
     if type(a) in (int, float) and type(b) in (int, float):
