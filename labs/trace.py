@@ -52,8 +52,8 @@ also in libraries. On Python 3.12 and newer, code outside of the recorded files 
 tensor on a GPU is copied to the CPU when it is read, so the program waits for the GPU at every
 line. Do not measure times in a recorded run. An object can stay in memory until the next line.
 torch.empty, torch.empty_like and Tensor.new_empty fill their memory with NaN (with the largest
-number for integers), so that the trace shows which memory was not written yet. A storage that
-grows from zero bytes is filled, too.
+number for integers), so that the trace shows which tensors were not written yet. A storage that
+grows from zero bytes is filled, too. --no-fill turns this off.
 
 what the recorder cannot see: lines that run in other threads, for example autograd hooks of a
 backward pass on a GPU; other processes that the program starts; calls of torch.distributed from
@@ -284,23 +284,44 @@ class Values:
         ranges = (each for ranges in self.in_flight.values() for each in ranges)
         if any(low < end and start < high for start, end in ranges):
             return {"state": "in flight"}
-        if count <= SMALL:
-            values = x.reshape(-1).cpu().tolist()
-            return {
-                "v": [v if type(v) in (bool, int) else number(v) for v in map(_real, values)]
-            }
         if not x.is_contiguous() and count > 2**20:
             return {"state": "not contiguous"}
-        sample = x.reshape(-1)[:: max(1, count // SAMPLE) | 1]
+        sample = x.reshape(-1)
+        if count > SMALL:
+            sample = sample[:: max(1, count // SAMPLE) | 1]
+        sample = sample.cpu()
+        if count and self._is_fill(sample):
+            return {"state": "not written"}
         if sample.is_complex():
             sample = sample.abs()
-        sample = sample.to("cpu", torch.float64)
+        if count <= SMALL:
+            values = sample.tolist()
+            return {"v": [v if is_one_of(type(v), bool, int) else number(v) for v in values]}
+        sample = sample.to(torch.float64)
         if len(sample) not in self._weights:
             weights = torch.arange(len(sample), dtype=torch.float64, device="cpu") % 97 / 97
             self._weights[len(sample)] = weights
         weighted = (sample * self._weights[len(sample)]).mean()
         sums = sample.mean(), sample.square().mean().sqrt(), weighted
         return {"c": [number(each.item()) for each in sums]}
+
+    def _is_fill(self, sample) -> bool:
+        """Return whether all elements have the value that `fill` writes."""
+        torch = self.torch
+        if sample.is_floating_point() or sample.is_complex():
+            return bool(sample.contiguous().view(torch.uint8).eq(255).all())
+        return sample.dtype != torch.bool and bool(
+            sample.eq(torch.iinfo(sample.dtype).max).all()
+        )
+
+    def fill(self, tensor) -> None:
+        """Fill new memory: with a NaN that no computation returns, or the largest integer."""
+        torch = self.torch
+        with contextlib.suppress(RuntimeError, NotImplementedError, TypeError), self.quiet():
+            if tensor.is_floating_point() or tensor.is_complex():
+                tensor.untyped_storage().fill_(255)
+            elif tensor.dtype != torch.bool:
+                tensor.fill_(torch.iinfo(tensor.dtype).max)
 
     @contextlib.contextmanager
     def quiet(self) -> Iterator[None]:
@@ -310,10 +331,6 @@ class Values:
         torch = self.torch
         with torch.no_grad(), torch._C.DisableTorchFunction(), _disable_current_modes():
             yield
-
-
-def _real(x: object) -> object:
-    return abs(x) if type(x) is complex else x
 
 
 def memory(x) -> tuple[int, int]:
@@ -870,11 +887,7 @@ class Calls:
             tensor = original(*args, **kwargs)
             plain = type(tensor) is torch.Tensor and kwargs.get("out") is None
             if plain and not tensor.is_meta and tensor.layout == torch.strided:
-                with contextlib.suppress(RuntimeError, NotImplementedError), values.quiet():
-                    if tensor.is_floating_point() or tensor.is_complex():
-                        tensor.fill_(math.nan)
-                    elif tensor.dtype != torch.bool:
-                        tensor.fill_(torch.iinfo(tensor.dtype).max)
+                values.fill(tensor)
             return tensor
 
         return empty

@@ -265,6 +265,17 @@ def test_groups_have_their_own_order_of_collectives() -> None:
     assert trace["groups"] == [[0, 1], [0, 1, 2]]
 
 
+def test_two_groups_of_the_same_ranks_are_not_mixed() -> None:
+    zero, one = ranks(2)
+    for written, names in ((zero, "ab"), (one, "ba")):
+        for name in names:
+            payload = {"t": "int32", "s": [1 if name == "a" else 2]}
+            written.launch("all_reduce", group=name, payload=payload)
+    found = merged(zero, one)["collectives"]
+    assert sorted(sorted(each["parts"]) for each in found) == [[0, 3], [1, 2]]
+    assert not any("mismatch" in each for each in found)
+
+
 def test_two_receives_before_their_sends_are_a_cycle() -> None:
     zero, one = ranks(2)
     zero.call("recv", peer=1).call("send", peer=1)
@@ -783,6 +794,7 @@ def program_of(root: Path, source: str) -> Program:
 
 
 TENSORS = """
+import math
 import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -804,6 +816,7 @@ def values(rank, n):
     part = whole.chunk(2)[rank]
     empty = torch.empty(3)
     counts = torch.empty(2, dtype=torch.int32)
+    nan = torch.tensor([math.nan, math.inf])
     special = [torch.ones(2).as_subclass(Special)]
     freed = torch.ones(50)
     freed.untyped_storage().resize_(0)
@@ -847,11 +860,12 @@ def test_tensors_and_calls_of_torch_distributed(book: Path, launcher: Launcher) 
     assert history["small"] == [{"t": "float32", "s": [2, 2], "v": [1, 2, 3, 0.3333]}]
     ((mean, rms, _),) = (each["c"] for each in history["part"])
     assert abs(mean - 75_000) < 100 and abs(rms - 76_370) < 100
-    assert history["empty"] == [{"t": "float32", "s": [3], "v": ["nan"] * 3}]
-    assert history["counts"] == [{"t": "int32", "s": [2], "v": [2**31 - 1] * 2}]
+    assert history["empty"] == [{"t": "float32", "s": [3], "state": "not written"}]
+    assert history["counts"] == [{"t": "int32", "s": [2], "state": "not written"}]
+    assert history["nan"] == [{"t": "float32", "s": [2], "v": ["nan", "inf"]}]
     assert history["special"] == [{"l": [{"o": "Special"}]}]
     states = [each.get("state") or each["c"][0] for each in history["freed"]]
-    assert states == [1, "freed", "nan"]
+    assert states == [1, "freed", "not written"]
     incoming = [each.get("v") or each["state"] for each in history["incoming"]]
     assert incoming == [[0, 0], "in flight", [1, 2]]  # rank 0 sends its first row
     assert history["objects"][-1] == {"l": [0, 1]}
