@@ -1194,7 +1194,8 @@ def match(ranks: list[list[list]]) -> tuple[dict, list[dict], list[dict]]:
     collectives = []
     for (_, members, _), parts in groups.items():
         found = {"members": list(members), "parts": dict(sorted(parts.items()))}
-        if missing := sorted(set(members) - parts.keys()):
+        is_setup = operations[next(iter(parts.values()))].data["name"] in SETUP
+        if (missing := sorted(set(members) - parts.keys())) and not is_setup:
             found["missing"] = missing
         if difference := _mismatch([operations[key].data for key in found["parts"].values()]):
             found["mismatch"] = difference
@@ -1218,14 +1219,23 @@ def _mismatch(parts: list[dict]) -> str:
     return ""
 
 
+NOT_RECORDED = -1, 0  # an event of a rank whose recording had stopped before
+
+
 def causes(
-    operations: dict, messages: list[dict], collectives: list[dict]
+    operations: dict, messages: list[dict], collectives: list[dict], stopped: set[int]
 ) -> dict[tuple[int, int], set[tuple[int, int]]]:
-    """Return the events that must come before the end of each operation, other than its own."""
+    """Return the events that must come before the end of each operation, other than its own.
+
+    `stopped` are the ranks whose recording stopped at an error. What other ranks receive from
+    them later is not in the trace, so the other ranks wait for it forever.
+    """
     before: dict[tuple[int, int], set[tuple[int, int]]] = defaultdict(set)
     for message in messages:
         if message["send"] and message["receive"]:
             before[message["receive"]].add(operations[message["send"]].start)
+        elif message["receive"] and operations[message["receive"]].data["peer"] in stopped:
+            before[message["receive"]].add(NOT_RECORDED)
     for collective in collectives:
         parts = collective["parts"]
         if collective.get("mismatch") in ("name", "root"):
@@ -1233,29 +1243,32 @@ def causes(
         for rank, key in parts.items():
             data = operations[key].data
             if data["name"] in FROM_ALL:
-                sources = set(parts)
+                sources = set(data["ranks"])
                 if data.get("splits") and data["splits"][1]:  # only ranks that send some rows
                     counts = zip(data["ranks"], data["splits"][1], strict=True)
                     sources &= {source for source, count in counts if count}
             elif data["name"] in FROM_ROOT:
                 sources = {data["root"]}
             elif data["name"] in TO_ROOT and data["root"] == rank:
-                sources = set(parts)
+                sources = set(data["ranks"])
             else:
                 sources = set()
             before[key] |= {operations[parts[r]].start for r in sources & parts.keys() - {rank}}
+            if (sources - parts.keys()) & stopped:
+                before[key].add(NOT_RECORDED)
     return before
 
 
 def order(
-    ranks: list[list[list]], operations: dict, before: dict
+    ranks: list[list[list]], before: dict
 ) -> tuple[dict[tuple[int, int], int], list[int]]:
     """Give each event a tick, and return the ticks at which every rank waited in vain.
 
     The ticks are a Lamport clock. In each tick, every rank executes its next event, if all
     events that must come before it have earlier ticks. A call that ends with an error ends only
-    when no rank can do anything else, because time-outs are longer than anything else. Raise
-    TraceError if the events contradict each other.
+    when no rank can do anything else, because time-outs are longer than anything else. Events
+    that need an event that was not recorded get no tick. Raise TraceError if the events
+    contradict each other.
     """
     ticks: dict[tuple[int, int], int] = {}
     hangs: list[int] = []
@@ -1274,6 +1287,9 @@ def order(
                 enabled.append(rank)
         if not enabled:
             if not failing:
+                waiting = [needed[rank].get(index, ()) for rank, index in enumerate(position)]
+                if any(NOT_RECORDED in each for each in waiting):
+                    break
                 raise TraceError(_cycle(ranks, position, needed, ticks))
             hangs.append(tick)
             enabled = failing
@@ -1317,8 +1333,15 @@ def merge(recordings: list[Rank], limit: float | None = None) -> dict:
     """Merge the recordings of all ranks into one trace (docs/contributing/recording.md)."""
     ranks = [[e for e in each.events if e[0] != "N"] for each in recordings]
     _drop_after_error(ranks)
+    stopped = {
+        rank for rank, events in enumerate(ranks) if events[-1:] and events[-1][2] == "error"
+    }
     operations, messages, collectives = match(ranks)
-    ticks, hangs = order(ranks, operations, causes(operations, messages, collectives))
+    ticks, hangs = order(ranks, causes(operations, messages, collectives, stopped))
+    if len(ticks) < sum(map(len, ranks)):  # remove the events that came after the errors
+        for rank, events in enumerate(ranks):
+            del events[sum(1 for key in ticks if key[0] == rank) :]
+        operations, messages, collectives = match(ranks)
     writer = _TraceWriter(recordings, ranks, operations, ticks)
     program = recordings[0].header["program"]
     trace = {"format": FORMAT, "program": os.path.basename(program), "ranks": len(ranks)}
@@ -1342,7 +1365,7 @@ def merge(recordings: list[Rank], limit: float | None = None) -> dict:
     trace["ends"] = [
         writer.end_of(rank, each.signal, limit) for rank, each in enumerate(recordings)
     ]
-    if limit is not None or any(writer.open_call(rank) for rank in range(len(ranks))):
+    if any(writer.open_call(rank) for rank in range(len(ranks))):
         trace["hangs"] = sorted({*trace["hangs"], steps[-1][0]})
     trace["notes"] = writer.notes()
     trace["steps"] = steps
@@ -1505,6 +1528,8 @@ class _TraceWriter:
                 found["status"] = end[3]
         else:
             found["how"] = "running" if limit is not None else by_signal or "killed"
+            if any(event[0] == "X" for event in self.recordings[rank].events):
+                found["how"] = "waiting"
         if last is not None:
             found["line"] = last[5]
             found["function"] = self._function(last[3], last[4])
@@ -1584,8 +1609,7 @@ def show(value: object) -> str:
             items = [f"{show(key)}: {show(x)}" for key, x in value["d"]]
             return f"{{{', '.join([*items, *more])}}}"
         return f"<{value['o']}>"
-    return {None: "None", True: "True", False: "False"}.get(value, str(value)) \
-        if value is None or isinstance(value, bool) else str(value)  # fmt: skip
+    return str(value)
 
 
 def describe_operation(operation: dict) -> str:
@@ -1634,6 +1658,7 @@ def describe_end(trace: dict, rank: int) -> str:
         "exit": f"exited with status {end.get('status')}",
         "raised": f"ended with {end.get('status')}",
         "error": f"received {end.get('status')} at {place}",
+        "waiting": f"was waiting at {place} when an error ended the recording",
         "killed": f"was killed, or called os._exit, at {place}",
         "terminated": f"was ended by SIGTERM at {place}",
         "aborted": f"was aborted at {place}",
@@ -1642,7 +1667,7 @@ def describe_end(trace: dict, rank: int) -> str:
     return f"rank {rank} {text}"
 
 
-HANG = "Every rank that is still running waits here, and nothing more can happen."
+HANG = "From here on, no rank makes progress."
 
 
 def table(trace: dict, sources: list[str]) -> str:

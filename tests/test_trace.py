@@ -323,6 +323,27 @@ def test_with_until_error_the_trace_ends_before_the_error() -> None:
     assert trace["ends"][1]["how"] == "finished"
 
 
+def test_what_other_ranks_do_after_the_error_is_not_in_the_trace() -> None:
+    zero, one, two = ranks(3)
+    zero.start("all_reduce", group="1").end("RuntimeError").stop("error", "RuntimeError")
+    one.line(2).call("barrier").line(3).stop()  # rank 0 called the barrier after its error
+    two.start("recv", peer=0).end().line(4).stop()
+    trace = merged(zero, one, two)
+    last = {step[1]: step[2:4] for step in trace["steps"]}
+    assert last == {0: ["call", 50], 1: ["call", 50], 2: ["call", 50]}
+    assert [each["how"] for each in trace["ends"]] == ["error", "waiting", "waiting"]
+    assert [each["in"] for each in trace["ends"]] == [["all_reduce"], ["barrier"], ["recv"]]
+    assert [each["end"] for each in trace["operations"]] == ["never"] * 3
+    assert trace["hangs"] == [3]
+    assert "rank 1 was waiting at line 50, in barrier" in recorder.describe_end(trace, 1)
+
+
+def test_a_group_that_only_its_members_destroy_lacks_no_rank() -> None:
+    zero, one = ranks(2)
+    zero.call("destroy_process_group", group="destroy_process_group", of=[0])
+    assert "missing" not in merged(zero, one)["collectives"][0]
+
+
 @pytest.mark.parametrize(
     ("mine", "yours", "expected"),
     [
@@ -826,7 +847,10 @@ def values(rank, n):
         b = 1
     assert Count.calls == 1, Count.calls
     incoming = torch.zeros(2)
-    send = dist.isend(small.detach()[rank], 1 - rank, tag=3)
+    send = dist.isend(
+        small.detach()[rank],
+        1 - rank, tag=3,
+    )
     receive = dist.irecv(incoming, 1 - rank, tag=3)
     c = 2
     receive.wait()
@@ -874,6 +898,8 @@ def test_tensors_and_calls_of_torch_distributed(book: Path, launcher: Launcher) 
     assert [each["name"] for each in calls] == [
         *("isend", "irecv", "all_gather_into_tensor", "all_gather_object", "scatter"),
     ]
+    texts = program.path.read_text("utf-8").splitlines()
+    assert all(f"dist.{each['name']}(" in texts[each["line"] - 1] for each in calls)
     send, _, gather, _, scatter = calls
     assert (send["peer"], send["tag"], send["async"]) == (0, 3, True)
     assert send["payload"] == {
