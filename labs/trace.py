@@ -9,7 +9,7 @@ The first command writes `program.trace.json`. The second command records only t
 torchrun alone works too. Each rank then writes its events into a folder:
 
     TRACE_FOLDER=events torchrun --nproc-per-node=4 trace.py program.py ARGS
-    python trace.py --merge events program.py
+    python trace.py --merge events
 
 A trace contains the lines that each rank executes in the program's own file, the calls of
 torch.distributed, and the local variables. The order of the events does not depend on time. It
@@ -46,9 +46,9 @@ from pathlib import Path
 
 FORMAT = "worldsize-trace 1"
 WHAT_IT_COSTS = """\
-what recording costs: A recorded line is 10 to 100 times slower than usual, because the recorder
-reads the local variables. On Python 3.11 every call of a Python function is a little slower,
-also in libraries. On Python 3.12 and newer, code outside of the recorded files is not slower. A
+what recording costs: On two busy CPU cores, a recorded line needed about 30 µs, and about 0.3 ms
+more for each local tensor of a million elements. Other lines of the recorded files needed about
+1 µs. On Python 3.11 every call of a Python function is a little slower, also in libraries. A
 tensor on a GPU is copied to the CPU when it is read, so the program waits for the GPU at every
 line. Do not measure times in a recorded run. An object can stay in memory until the next line.
 torch.empty, torch.empty_like and Tensor.new_empty fill their memory with NaN (with the largest
@@ -1675,8 +1675,11 @@ def table(trace: dict, sources: list[str]) -> str:
     lines = [source.splitlines() for source in sources]
     rows = []
     steps = trace["steps"]
+    files = [0] * trace["ranks"]  # the file in which each rank is
     for step, following in zip(steps, [*steps[1:], [None]], strict=True):
-        file = trace["functions"][step[4]][1] if step[2] in ("line", "return") else 0
+        if step[2] in ("line", "return"):
+            files[step[1]] = trace["functions"][step[4]][1]
+        file = files[step[1]]
         text = lines[file][step[3] - 1].strip() if 0 < step[3] <= len(lines[file]) else ""
         cells = [*map(str, (step[0], step[1], step[3])), f"<code>{html.escape(text)}</code>"]
         cells.append(html.escape(describe_step(trace, step)))

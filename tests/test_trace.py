@@ -740,6 +740,19 @@ def test_sections_passes_functions_and_variables(tmp_path: Path, python: str) ->
     assert changes == [{"self.w": 1, "scale": 2}, {"y": 2}, {"self.w": 3}]
 
 
+@pytest.mark.parametrize("python", PYTHONS)
+def test_a_second_file_is_recorded_if_it_is_named(tmp_path: Path, python: str) -> None:
+    helper = "def double(x):\n    y = 2 * x\n    return y\n"
+    (tmp_path / "helper.py").write_text(helper, "utf-8")
+    source = "from helper import double\nz = double(4)\n"
+    assert lines(record(tmp_path, source, python=python)) == [2]
+    trace = record(tmp_path, source, "--file=helper.py", python=python)
+    assert lines(trace) == [2, 2, 3]
+    assert trace["files"] == ["program.py", "helper.py"]
+    assert trace["functions"] == [["<module>", 0], ["double", 1]]
+    assert "y = 2 * x" in recorder.table(trace, [source, helper])
+
+
 @pytest.mark.skipif(NEWER is None, reason="no Python 3.12 or newer")
 def test_both_ways_of_following_lines_give_the_same_trace(tmp_path: Path) -> None:
     source = """
