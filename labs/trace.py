@@ -46,7 +46,7 @@ from pathlib import Path
 
 FORMAT = "worldsize-trace 1"
 WHAT_IT_COSTS = """\
-what recording costs: On two busy CPU cores, a recorded line needed about 30 µs, and about 0.3 ms
+what recording costs: On two busy CPU cores, a recorded line took about 30 µs, and about 0.3 ms
 more for each local tensor of a million elements. Other lines of the recorded files needed about
 1 µs. On Python 3.11 every call of a Python function is a little slower, also in libraries. A
 tensor on a GPU is copied to the CPU when it is read, so the program waits for the GPU at every
