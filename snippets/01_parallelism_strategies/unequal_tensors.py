@@ -53,6 +53,7 @@ def main() -> int:
     dist.barrier()
     group = dist.new_group(timeout=timedelta(seconds=3))
 
+    # --8<-- [start:traced]
     x = torch.full((5 if args.case == "size" and rank == 1 else 4,), 1.0 + rank)
     if args.case == "dtype" and rank == 1:
         x = x.int()
@@ -72,6 +73,7 @@ def main() -> int:
     except RuntimeError as error:
         failed = True
         report = f"{type(error).__name__}: {difference(error)}"
+    # --8<-- [end:traced]
 
     reports: list = [None] * dist.get_world_size()
     dist.all_gather_object(reports, report)

@@ -164,12 +164,14 @@ def main() -> None:
         targets = inputs[:, :8].tanh()
         shard = slice(rank * BATCH // n, (rank + 1) * BATCH // n)
 
+        # --8<-- [start:traced]
         (optimizer if step % 2 else ddp).zero_grad()  # both must work
         assert all((p.grad is None) == (step % 2 == 1) for p in ddp.parameters())
         with mock.patch.object(dist, "all_reduce", wraps=dist.all_reduce) as counter:
             nn.functional.mse_loss(ddp(inputs[shard]), targets[shard]).backward()
             ddp.wait()
         optimizer.step()
+        # --8<-- [end:traced]
 
         optimizer_naive.zero_grad()
         nn.functional.mse_loss(naive(inputs[shard]), targets[shard]).backward()

@@ -63,6 +63,7 @@ def main() -> int:
     group = dist.new_group(timeout=timedelta(seconds=3))
 
     finished = time.perf_counter()
+    # --8<-- [start:traced]
     for step in range(STEPS):
         if step == 3 and rank == 1 and attempt == 0:
             fall_over(args.stuck)
@@ -84,6 +85,7 @@ def main() -> int:
                 assert bool(signals) != args.stuck
             return 1
         finished = time.perf_counter()
+    # --8<-- [end:traced]
 
     if rank == 0:
         print(f"attempt {attempt}: all {STEPS} steps are done")

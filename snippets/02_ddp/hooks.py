@@ -117,6 +117,7 @@ def main() -> None:
         targets = inputs[:, :8].tanh()
 
         shard = slice(rank * BATCH // n, (rank + 1) * BATCH // n)
+        # --8<-- [start:traced]
         optimizer.zero_grad()
         loss = nn.functional.mse_loss(ddp(inputs[shard]), targets[shard])
         if rank == n - 1:
@@ -132,6 +133,7 @@ def main() -> None:
             print(f"{counter.call_count} all-reduces were launched during backward")
         ddp.wait()
         optimizer.step()
+        # --8<-- [end:traced]
 
         reference_optimizer.zero_grad()
         nn.functional.mse_loss(reference(inputs), targets).backward()

@@ -219,9 +219,11 @@ def train(model: nn.Module, rank: int, n: int, device: torch.device, accumulate:
         optimizer.zero_grad(set_to_none=accumulate > 1)
         for number, x in enumerate(micro_batches, start=1):
             local = hasattr(model, "no_sync") and number < accumulate
+            # --8<-- [start:traced]
             with model.no_sync() if local else nullcontext():
                 loss = nn.functional.mse_loss(model(x), x.tanh())
                 (loss / accumulate).backward()
+            # --8<-- [end:traced]
         optimizer.step()
 
 

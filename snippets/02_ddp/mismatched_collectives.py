@@ -81,6 +81,7 @@ def main() -> int:
     value = torch.full((4,), float("nan") if bad else good)
     rate = torch.full((4,), 0.0 if rank else 0.5)
     failed = False
+    # --8<-- [start:traced]
     try:
         if args.fix:
             value = fixed_step(value, rate, group)
@@ -111,6 +112,7 @@ def main() -> int:
         assert value.eq(sum(counted) / len(counted)).all()
         assert rate.eq(0.5).all()  # every rank has the rate of rank 0
     dist.barrier()  # rank 0 has printed before any rank exits with an error
+    # --8<-- [end:traced]
     return 1 if failed else 0
 
 

@@ -205,10 +205,12 @@ def main() -> None:
 
     dist.barrier()
     marks = [bytes_written()]
+    # --8<-- [start:traced]
     output = ours(x_ours)
     in_forward = len(elements_reduced)
     marks.append(bytes_written())
     output.square().sum().backward()
+    # --8<-- [end:traced]
     marks.append(bytes_written())
 
     torch.testing.assert_close(output, expected)

@@ -290,6 +290,7 @@ def main() -> None:
     for step in range(STEPS):
         inputs = torch.randn(BATCH, H).to(device)
         mine = inputs[rank::n]
+        # --8<-- [start:traced]
         fsdp.bytes.clear()
         optimizer.zero_grad()
         loss = nn.functional.mse_loss(fsdp(mine), mine.sin())
@@ -297,6 +298,7 @@ def main() -> None:
         loss.backward()
         assert fsdp.allocated() == 0
         optimizer.step()
+        # --8<-- [end:traced]
 
         optimizer_alone.zero_grad()
         loss_alone = nn.functional.mse_loss(alone(inputs), inputs.sin())

@@ -51,7 +51,8 @@ from worldsize.model.program import (
     is_orphan,
     is_program,
 )
-from worldsize.testing import code_blocks, mutation, program_check, result_cache, shown
+from worldsize.model.traces import SUFFIX, TRACES, trace_settings
+from worldsize.testing import code_blocks, mutation, program_check, result_cache, shown, traces
 
 SESSION = pytest.StashKey["Session"]()
 INPUTS = pytest.StashKey[str]()
@@ -278,6 +279,8 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
         return ProgramFile.from_parent(parent, path=file_path)
     if session.mutants:
         return None
+    if path.name.endswith(SUFFIX) and path.is_relative_to(root):
+        return OrphanTraceFile.from_parent(parent, path=file_path)
     if path.suffix == ".md" and path.is_relative_to(root / "docs"):
         return PageFile.from_parent(parent, path=file_path)
     return OrphanFile.from_parent(parent, path=file_path) if is_orphan(path, root) else None
@@ -409,6 +412,15 @@ class ProgramFile(pytest.File):
             if name == "cuda" and gpus_needed(program.transcript(device)) > 1:
                 item.add_marker("multi_gpu")
             yield item
+        settings = trace_settings(session.root).get(program.name)
+        if settings and "cpu" in session.devices:
+            yield BookItem.from_parent(
+                self,
+                name="trace",
+                title=f"{program.name} (trace)",
+                check=partial(traces.check_trace, program, settings, session.run_options),
+                inputs=partial(traces.trace_inputs, program, settings),
+            )
 
     def mutants(self, program: Program, session: Session) -> Iterator[pytest.Item]:
         """Yield a test for each mutant of a program that can run on a CPU."""
@@ -506,6 +518,20 @@ class OrphanFile(pytest.File):
     def fail(self) -> None:
         name = self.path.resolve().relative_to(self.config.stash[SESSION].root).as_posix()
         raise BookError(f"{name}:1: this folder contains no program with this name")
+
+
+class OrphanTraceFile(pytest.File):
+    """A trace, with a test that fails if snippets/traces.toml does not list its program."""
+
+    def collect(self) -> Iterator[pytest.Item]:
+        root = self.config.stash[SESSION].root
+        name = self.path.resolve().relative_to(root).as_posix().removesuffix(SUFFIX) + ".py"
+        if name not in trace_settings(root):
+            yield BookItem.from_parent(self, name="stray", title=self.name, check=self.fail)
+
+    def fail(self) -> None:
+        name = self.path.resolve().relative_to(self.config.stash[SESSION].root).as_posix()
+        raise BookError(f"{name}:1: {TRACES} does not list the program of this trace")
 
 
 class PageFile(pytest.File):
