@@ -1,4 +1,4 @@
-"""Tests of labs/trace.py: the recorder, the merging of ranks, and the comparison of traces."""
+"""Tests of labs/rank_trace.py: the recorder, the merging of ranks, and the comparison of traces."""
 
 import json
 import os
@@ -28,10 +28,10 @@ INPUTS = [
     "src/worldsize/execution",
     "src/worldsize/model",
     "src/worldsize/testing",
-    "labs/trace.py",
+    "labs/rank_trace.py",
 ]
 ROOT = Path(__file__).resolve().parent.parent
-SCRIPT = ROOT / "labs/trace.py"
+SCRIPT = ROOT / "labs/rank_trace.py"
 recorder = load_recorder(ROOT)
 TraceError = recorder.TraceError
 PATH = "/program.py"
@@ -817,7 +817,7 @@ def book(tmp_path: Path) -> Path:
     """Return the root of a small book that contains the recorder."""
     (tmp_path / "labs").mkdir()
     (tmp_path / "snippets/t").mkdir(parents=True)
-    shutil.copy2(SCRIPT, tmp_path / "labs/trace.py")
+    shutil.copy2(SCRIPT, tmp_path / "labs/rank_trace.py")
     return tmp_path
 
 
@@ -1141,6 +1141,6 @@ def test_the_recording_command_puts_the_recorder_before_the_program() -> None:
         until_error=True,
     )  # fmt: skip
     assert settings.recording_command() == (
-        "A=1 torchrun --nproc-per-node=2 trace.py --section=a --section=b --pass=2 --functions=f "
+        "A=1 torchrun --nproc-per-node=2 rank_trace.py --section=a --section=b --pass=2 --functions=f "
         "--variables=x,self.y --until-error p.py --case x"
     )

@@ -1,4 +1,4 @@
-"""Run a program under the recorder labs/trace.py, and merge what its ranks have written."""
+"""Run a program under the recorder labs/rank_trace.py, and merge what its ranks write."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class RecordedRun:
 
 
 def load_recorder(root: Path) -> ModuleType:
-    """Return labs/trace.py as a module. The name `trace` belongs to Python's library."""
+    """Return labs/rank_trace.py as a module."""
     path = root / RECORDER
     return _load(path, path.stat().st_mtime_ns)
 
@@ -59,9 +59,9 @@ def record_trace(
     command = settings.recording_command()
     with runner.empty_folder() as folder:
         stage_program(program, folder, source)
-        shutil.copy2(program.root / RECORDER, folder / "trace.py")
+        shutil.copy2(program.root / RECORDER, folder / "rank_trace.py")
         if recorder_source is not None:
-            (folder / "trace.py").write_text(recorder_source, "utf-8")
+            (folder / "rank_trace.py").write_text(recorder_source, "utf-8")
         events = folder.parent / "events"
         result = runner.run(
             command,

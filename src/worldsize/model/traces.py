@@ -18,7 +18,7 @@ from worldsize.model import BookError
 from worldsize.model.program import Program
 
 TRACES = "snippets/traces.toml"
-RECORDER = "labs/trace.py"
+RECORDER = "labs/rank_trace.py"
 SUFFIX = ".trace.json"
 _COMMAND = re.compile(r"(?P<before>.*\btorchrun --nproc-per-node=\d+ )(?P<program>\w+\.py.*)")
 
@@ -29,7 +29,7 @@ class TraceSettings:
 
     command: str  # a torchrun command, as in a transcript
     watch: str  # one sentence for readers: what to look at
-    section: tuple[str, ...] = ()  # functions or markers, see `trace.py --help`
+    section: tuple[str, ...] = ()  # functions or markers, see `rank_trace.py --help`
     only_pass: int = 0  # which run of the section is recorded; 0 means all
     functions: tuple[str, ...] = ()  # only the lines of these functions
     variables: tuple[str, ...] = ()  # only these variables
@@ -37,7 +37,7 @@ class TraceSettings:
     racing_ends: bool = False  # whether it depends on time how the processes end
 
     def options(self) -> str:
-        """Return the options of trace.py as they are typed in a shell."""
+        """Return the options of rank_trace.py as they are typed in a shell."""
         words = [f"--section={name}" for name in self.section]
         if self.only_pass:
             words.append(f"--pass={self.only_pass}")
@@ -53,7 +53,7 @@ class TraceSettings:
         """Return the torchrun command that runs the recorder in each rank."""
         match = _COMMAND.fullmatch(self.command)
         before, program = match["before"], match["program"]
-        return f"{before}trace.py {self.options()} {program}".replace("  ", " ")
+        return f"{before}rank_trace.py {self.options()} {program}".replace("  ", " ")
 
 
 def trace_path(program: Program) -> Path:

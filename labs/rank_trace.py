@@ -1,15 +1,15 @@
 """Record what N ranks of a program do, line by line, and merge it into one ordered trace.
 
-    python trace.py --nproc-per-node=4 program.py ARGS
-    python trace.py --nproc-per-node=4 --section train_step --open run.html program.py ARGS
+    python rank_trace.py --nproc-per-node=4 program.py ARGS
+    python rank_trace.py --nproc-per-node=4 --section train_step --open run.html program.py ARGS
 
 The first command writes `program.trace.json`. The second command records only the function
 `train_step`, and also writes one HTML file that a browser can open without the network.
 
 torchrun alone works too. Each rank then writes its events into a folder:
 
-    TRACE_FOLDER=events torchrun --nproc-per-node=4 trace.py program.py ARGS
-    python trace.py --merge events
+    TRACE_FOLDER=events torchrun --nproc-per-node=4 rank_trace.py program.py ARGS
+    python rank_trace.py --merge events
 
 A trace contains the lines that each rank executes in the program's own file, the calls of
 torch.distributed, and the local variables. The order of the events does not depend on time. It
@@ -663,7 +663,7 @@ def _monitor(recorder: Recorder, code: types.CodeType) -> None:
         raise TraceError(
             "all tools of sys.monitoring are in use: stop the debugger or profiler"
         )
-    monitoring.use_tool_id(tool, "trace.py")
+    monitoring.use_tool_id(tool, "rank_trace.py")
     events = monitoring.events
     local = events.LINE | events.PY_RETURN
 
@@ -1091,7 +1091,7 @@ def read_ranks(folder: Path) -> list[Rank]:
     if not paths:
         raise TraceError(
             f"{folder} contains no recording: it has no file rank0.jsonl. Record a program "
-            f"with `TRACE_FOLDER={folder} torchrun --nproc-per-node=2 trace.py program.py`"
+            f"with `TRACE_FOLDER={folder} torchrun --nproc-per-node=2 rank_trace.py program.py`"
         )
     ranks = {}
     for path in paths:
@@ -1754,7 +1754,7 @@ def viewer_module() -> str:
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     found = argparse.ArgumentParser(
-        prog="trace.py",
+        prog="rank_trace.py",
         description=__doc__,
         epilog=WHAT_IT_COSTS,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -1862,9 +1862,9 @@ def run_torchrun(args: argparse.Namespace, words: list[str], folder: Path) -> fl
         process.wait(args.limit)
         return None
     except subprocess.TimeoutExpired:
-        print(f"trace.py: the time limit of {args.limit:g} s has ended", file=sys.stderr)
+        print(f"rank_trace.py: the time limit of {args.limit:g} s has ended", file=sys.stderr)
     except KeyboardInterrupt:
-        print("trace.py: the program is ended, and its trace is written", file=sys.stderr)
+        print("rank_trace.py: the program is ended, and its trace is written", file=sys.stderr)
     finally:
         if process.poll() is None:
             process.terminate()  # torchrun ends its ranks, first with SIGTERM, then SIGKILL
@@ -1907,7 +1907,7 @@ def main(arguments: list[str]) -> int:
         write_trace(args, Path(args.merge), None)
         return 0
     if not args.program:
-        raise TraceError("name a program: python trace.py --nproc-per-node=4 program.py")
+        raise TraceError("name a program: python rank_trace.py --nproc-per-node=4 program.py")
     if not os.path.exists(args.program):
         raise TraceError(f"the file {args.program} does not exist")
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ and args.nproc_per_node is None:
@@ -1916,7 +1916,7 @@ def main(arguments: list[str]) -> int:
         return 0
     if args.nproc_per_node is None or args.nproc_per_node < 1:
         raise TraceError(
-            "say how many ranks to start: python trace.py --nproc-per-node=4 "
+            "say how many ranks to start: python rank_trace.py --nproc-per-node=4 "
             f"{args.program}. Or start this file with torchrun"
         )
     check_names([os.path.abspath(each) for each in [args.program, *args.file]], options)
@@ -1959,5 +1959,5 @@ if __name__ == "__main__":
     try:
         sys.exit(main(sys.argv[1:]))
     except TraceError as error:
-        print(f"trace.py: {error}", file=sys.stderr)
+        print(f"rank_trace.py: {error}", file=sys.stderr)
         sys.exit(2)
