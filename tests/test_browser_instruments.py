@@ -87,7 +87,8 @@ def set_view(
 ) -> None:
     """Set the window and the media; a smaller window needs less painting after each key."""
     page.set_viewport_size({"width": width, "height": 900})
-    page.emulate_media(color_scheme=colours, media=media)
+    # with reduced motion, no instrument begins to play by itself
+    page.emulate_media(color_scheme=colours, media=media, reduced_motion="reduce")
 
 
 def open_instrument(page: Page, site_url: str, name: str, query: str = "") -> Page:
