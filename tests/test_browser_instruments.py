@@ -314,6 +314,17 @@ def test_schedules_equal_those_of_the_program(
         cases, call_javascript(page, site_url, "schedules", "facts", cases), strict=True
     ):
         assert answer == times.facts(*case), case
+    moments = [
+        [random.sample(times.NAMES, 2), random.randrange(times.PARTS + 1), *case[1:]]
+        for case in cases
+    ]
+    moments = [
+        each for each in moments if not any(times.why_not(name, *each[2:4]) for name in each[0])
+    ]
+    assert len(moments) > 50
+    answers = call_javascript(page, site_url, "schedules", "moment", moments)
+    for (names, at, *case), answer in zip(moments, answers, strict=True):
+        assert answer == times.moment(names, *case, at=at), (names, at, case)
 
 
 def test_serving_results_equal_those_of_the_program(page: Page, site_url: str) -> None:

@@ -232,7 +232,7 @@ const caseOf = state => [state.collective, state.algorithm, state.ranks, state.n
 // The place of each rank in the picture of the topology, from 0 to 1 in both directions.
 const layout = (algorithm, n, g) => {
   const around = (members, [left, wide]) => members.map((_, i) => {
-    const angle = 2 * Math.PI * (i / members.length - (members.length > 2 ? 0.25 : 0.5))
+    const angle = 2 * Math.PI * (i / members.length - 0.25)
     return [left + wide * (1 + Math.cos(angle)) / 2, (1 + Math.sin(angle)) / 2]
   })
   if (algorithm === "hierarchical") { // one ring for each node
