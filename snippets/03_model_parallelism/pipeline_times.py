@@ -103,7 +103,8 @@ def build(name: str, p: int, m: int, v: int) -> Schedule:
 
 def chunks(name: str, v: int) -> int:
     """Chunks of layers on each rank."""
-    return v if name == "interleaved" else 2 if name.startswith("v-") or name.endswith("-v") else 1
+    two = dict.fromkeys(["zb-v", "v-half", "v-min", "dualpipe-v"], 2)
+    return (two | {"interleaved": v}).get(name, 1)
 
 
 Span = tuple[Op, int, int]
@@ -211,7 +212,8 @@ def facts(
 def moment(names: list[str], p: int, m: int, v: int, *times: int | list[int], at: int) -> dict:
     """What each rank computes at one time: `at` sixtieths of the longest of these schedules."""
     lines = [timeline(name, p, m, v, *times) for name in names]
-    scales = [12 // chunks(name, v) for name in names]  # to a common unit, so nothing is rounded
+    # convert to a common unit, so that nothing is rounded
+    scales = [12 // chunks(name, v) for name in names]
     length = max(
         end * scale
         for spans, scale in zip(lines, scales, strict=True)
