@@ -823,6 +823,46 @@ def test_the_build_knows_the_settings_of_an_instrument(
             assert instruments.checked(name, parameter, value) == value
 
 
+def test_a_collective_plays_by_itself_once_it_is_in_view(page: Page, site_url: str) -> None:
+    status, play = "#collective [role=status]", "#collective button >> nth=0"
+    for motion, query in (("reduce", ""), ("no-preference", "?step=3"), ("no-preference", "")):
+        page.goto("about:blank")
+        page.emulate_media(reduced_motion=motion)
+        open_instrument(page, site_url, "collective", query)
+        page.locator("#collective .instrument-stage").scroll_into_view_if_needed()
+        page.wait_for_timeout(300)
+        begins = motion == "no-preference" and not query
+        assert page.locator(play).inner_text() == ("Stop" if begins else "Play")
+    page.wait_for_function(
+        "s => document.querySelector(s).textContent.startsWith('After 1 of')", arg=status
+    )
+    assert page.locator(status).get_attribute("aria-live") == "off"
+    page.wait_for_timeout(250)
+    assert urlsplit(page.url).query == ""  # the reader has not changed anything
+    page.locator(play).click()
+    assert page.locator(play).inner_text() == "Play"
+    assert page.locator(status).get_attribute("aria-live") == "polite"
+
+
+def test_a_cursor_moves_through_two_schedules(page: Page, site_url: str) -> None:
+    open_instrument(page, site_url, "schedules", "?at=6")  # 33 of 330 ms
+    running = page.locator("#schedules svg .now")
+    tips = running.evaluate_all("all => all.map(each => each.dataset.tip)")
+    assert [tip.split(":")[0].partition(", stage")[0] for tip in tips] == [
+        *(f"1F1B, rank {r}, forward pass of micro-batch {3 - r}" for r in range(4)),
+        *(
+            f"ZB-V, rank {r}, forward pass of micro-batch {i}"
+            for r, i in enumerate((6, 0, 3, 1))
+        ),
+    ]
+    page.locator("#schedules-at").press("End")
+    assert running.count() == 0 and not page.locator("#schedules svg .cursor").is_visible()
+    page.locator("#schedules-ranks").press("End")
+    # with 8 ranks, ZB-V cannot run 8 micro-batches
+    words = page.locator("#schedules svg .title").all_text_contents()
+    assert words[-1] == "ZB-V needs at least 2p−1 micro-batches"
+
+
 def test_two_instruments_in_one_chapter_work(page: Page, site_url: str) -> None:
     set_view(page, 1280)
     requested: list[str] = []

@@ -84,9 +84,9 @@ def why_not(name: str, p: int, m: int) -> str:
     if name == "interleaved" and m % p:
         return "needs a multiple of p micro-batches"
     if name == "zb-v" and m < 2 * p - 1:
-        return "needs 2p−1 micro-batches"
+        return "needs at least 2p−1 micro-batches"
     if name == "dualpipe-v" and m < 2 * p:
-        return "needs 2p micro-batches"
+        return "needs at least 2p micro-batches"
     return ""
 
 

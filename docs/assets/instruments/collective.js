@@ -193,6 +193,7 @@ export const facts = (collective, algorithm, n, g, size, inner, outer, step) => 
 // ---- the page
 
 const nodes = ({ ranks }) => [...new Set([...[1, 2, 4, 8].filter(g => g < ranks && ranks % g === 0), ranks])]
+const LABELS = { ring: "ring", tree: "tree", doubling: "recursive doubling", hierarchical: "hierarchical (two levels)" }
 const microseconds = value => `${value} µs`
 const rate = value => `${value} GB/s`
 const latencies = () => [0, 1, 2, 5, 10, 20, 50, 100, 200, 500]
@@ -205,7 +206,7 @@ export const controls = [
   { name: "ranks", label: "number of ranks, n", options: () => range(2, 17), first: 8, slider: true },
   { name: "node", label: "ranks in a node, g", options: nodes, first: state => state.ranks, slider: true,
     text: (value, { ranks }) => value === ranks ? `all ${value}` : `${value} of ${ranks}` },
-  { name: "algorithm", label: "algorithm", first: "ring", main: true,
+  { name: "algorithm", label: "algorithm", first: "ring", main: true, text: name => LABELS[name],
     options: ({ collective, ranks, node }) => ALGORITHMS.filter(each => !why(collective, each, ranks, node)) },
   { name: "size", label: "size of the tensor, S", options: () => upTo(23).map(k => 2 ** (k + 10)), first: 2 ** 26,
     text: inBytes, slider: true, main: true },
@@ -359,7 +360,7 @@ const draw = (svg, width, state, part) => {
 export const start = place => {
   const bar = element("div", { class: "instrument-foot" })
   const { svg, list, compare, output } = picture("All algorithms, with these sizes and links",
-    ["algorithm", "steps", "busiest rank sends", "time"])
+    ["algorithm", "number of steps", "bytes that the busiest rank sends", "time"])
   svg.dataset.of = place.id
 
   const show = (state, tell) => {
@@ -371,18 +372,18 @@ export const start = place => {
     const sizes = next && [...new Set(next.map(([, , chunks]) => inBytes(chunks.length * state.size / ranks)))].join(" and ")
     const far = next?.filter(([from, to]) => Math.floor(from / state.node) !== Math.floor(to / state.node)).length
     tell(next
-      ? `After ${step} of ${steps.length} steps, ${step ? said.passed : "0 s"} of ${said.time}. Next: ${next.length} ${next.length > 1 ? "messages" : "message"} of ${sizes}, ${far && far < next.length ? `${far} of them between nodes` : far ? "between nodes" : "inside a node"}.`
-      : `After all ${steps.length} steps, ${said.time}. ${done(collective)}`)
-    svg.setAttribute("aria-label", `${ranks} columns, one for each rank, with what it holds after ${step} of ${steps.length} steps of ${collective} by ${algorithm}. ${
+      ? `After ${step} of ${steps.length} steps, ${step ? said.passed : "0 s"} of ${said.time} have passed. The next step sends ${next.length} ${next.length > 1 ? "messages" : "message"} of ${sizes}, ${far && far < next.length ? `${far} of them between nodes` : far ? "between nodes" : "inside a node"}.`
+      : `All ${steps.length} steps together take ${said.time}. ${done(collective)}`)
+    svg.setAttribute("aria-label", `${ranks} columns, one for each rank, with what it holds after ${step} of ${steps.length} steps of ${collective}, with the algorithm ${LABELS[algorithm]}. ${
       next ? `Next, ${next.slice(0, 4).map(([from, to]) => `rank ${from} sends to ${to}`).join(", ")}${next.length > 4 ? ", and so on" : ""}.` : ""}`)
     const rows = [
-      ["T", `${said.formula} = ${said.sum} = ${said.time}`],
-      ["sent so far, by rank", said["so far"]], ["sent in all, by rank", said.sent],
-      ["the least for the busiest", said.least],
-      ["algbw", said.algbw], ["busbw", said.busbw]]
+      ["time, T", `${said.formula} = ${said.sum} = ${said.time}`],
+      ["bytes that each rank has sent so far", said["so far"]], ["bytes that each rank sends in total", said.sent],
+      ["minimum for the busiest rank", said.least],
+      ["algorithm bandwidth, algbw", said.algbw], ["bus bandwidth, busbw", said.busbw]]
     list(rows)
-    const short = Object.entries(said.others).map(([name, cells]) => [name, cells.map(words => words.replace(" steps", ""))])
-    compare(Object.fromEntries(short), algorithm, said.fastest, 2, "fastest")
+    const short = Object.entries(said.others).map(([name, cells]) => [LABELS[name], cells.map(words => words.replace(" steps", ""))])
+    compare(Object.fromEntries(short), LABELS[algorithm], LABELS[said.fastest], 2, "fastest")
     return ["python collective_steps.py", `--collective ${collective}`, `--algorithm ${algorithm}`, `--ranks ${ranks}`,
       `--node ${state.node}`, `--size ${inBytes(state.size).replace(" ", "")}`, `--alpha ${state.alpha}`, `--rate ${state.rate}`,
       `--far-alpha ${state["far-alpha"]}`, `--far-rate ${state["far-rate"]}`, `--step ${step}`].join(" ")

@@ -93,8 +93,8 @@ const BUILD = {
 
 const whyNot = (name, p, m) => {
   if (name === "interleaved" && m % p) return "needs a multiple of p micro-batches"
-  if (name === "zb-v" && m < 2 * p - 1) return "needs 2p−1 micro-batches"
-  if (name === "dualpipe-v" && m < 2 * p) return "needs 2p micro-batches"
+  if (name === "zb-v" && m < 2 * p - 1) return "needs at least 2p−1 micro-batches"
+  if (name === "dualpipe-v" && m < 2 * p) return "needs at least 2p micro-batches"
 }
 const chunks = (name, v) => name === "interleaved" ? v : /^v-|-v$/.test(name) ? 2 : 1
 const cutOf = ops => new Set(ops.filter(([kind]) => kind === "W").map(([, ...where]) => where.join()))
