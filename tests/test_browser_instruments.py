@@ -87,7 +87,8 @@ def set_view(
 ) -> None:
     """Set the window and the media; a smaller window needs less painting after each key."""
     page.set_viewport_size({"width": width, "height": 900})
-    page.emulate_media(color_scheme=colours, media=media)
+    # with reduced motion, no instrument begins to play by itself
+    page.emulate_media(color_scheme=colours, media=media, reduced_motion="reduce")
 
 
 def open_instrument(page: Page, site_url: str, name: str, query: str = "") -> Page:
@@ -313,6 +314,17 @@ def test_schedules_equal_those_of_the_program(
         cases, call_javascript(page, site_url, "schedules", "facts", cases), strict=True
     ):
         assert answer == times.facts(*case), case
+    moments = [
+        [random.sample(times.NAMES, 2), random.randrange(times.PARTS + 1), *case[1:]]
+        for case in cases
+    ]
+    moments = [
+        each for each in moments if not any(times.why_not(name, *each[2:4]) for name in each[0])
+    ]
+    assert len(moments) > 50
+    answers = call_javascript(page, site_url, "schedules", "moment", moments)
+    for (names, at, *case), answer in zip(moments, answers, strict=True):
+        assert answer == times.moment(names, *case, at=at), (names, at, case)
 
 
 def test_serving_results_equal_those_of_the_program(page: Page, site_url: str) -> None:
@@ -809,6 +821,46 @@ def test_the_build_knows_the_settings_of_an_instrument(
     for parameter, values in found:
         for value in values:
             assert instruments.checked(name, parameter, value) == value
+
+
+def test_a_collective_plays_by_itself_once_it_is_in_view(page: Page, site_url: str) -> None:
+    status, play = "#collective [role=status]", "#collective button >> nth=0"
+    for motion, query in (("reduce", ""), ("no-preference", "?step=3"), ("no-preference", "")):
+        page.goto("about:blank")
+        page.emulate_media(reduced_motion=motion)
+        open_instrument(page, site_url, "collective", query)
+        page.locator("#collective .instrument-stage").scroll_into_view_if_needed()
+        page.wait_for_timeout(300)
+        begins = motion == "no-preference" and not query
+        assert page.locator(play).inner_text() == ("Stop" if begins else "Play")
+    page.wait_for_function(
+        "s => document.querySelector(s).textContent.startsWith('After 1 of')", arg=status
+    )
+    assert page.locator(status).get_attribute("aria-live") == "off"
+    page.wait_for_timeout(250)
+    assert urlsplit(page.url).query == ""  # the reader has not changed anything
+    page.locator(play).click()
+    assert page.locator(play).inner_text() == "Play"
+    assert page.locator(status).get_attribute("aria-live") == "polite"
+
+
+def test_a_cursor_moves_through_two_schedules(page: Page, site_url: str) -> None:
+    open_instrument(page, site_url, "schedules", "?at=6")  # 33 of 330 ms
+    running = page.locator("#schedules svg .now")
+    tips = running.evaluate_all("all => all.map(each => each.dataset.tip)")
+    assert [tip.split(":")[0].partition(", stage")[0] for tip in tips] == [
+        *(f"1F1B, rank {r}, forward pass of micro-batch {3 - r}" for r in range(4)),
+        *(
+            f"ZB-V, rank {r}, forward pass of micro-batch {i}"
+            for r, i in enumerate((6, 0, 3, 1))
+        ),
+    ]
+    page.locator("#schedules-at").press("End")
+    assert running.count() == 0 and not page.locator("#schedules svg .cursor").is_visible()
+    page.locator("#schedules-ranks").press("End")
+    # with 8 ranks, ZB-V cannot run 8 micro-batches
+    words = page.locator("#schedules svg .title").all_text_contents()
+    assert words[-1] == "ZB-V needs at least 2p−1 micro-batches"
 
 
 def test_two_instruments_in_one_chapter_work(page: Page, site_url: str) -> None:

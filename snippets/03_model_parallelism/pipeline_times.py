@@ -8,6 +8,7 @@ chapter. The page "Pipeline schedules" has the same numbers.
 """
 
 import argparse
+import functools
 import itertools
 import math
 import sys
@@ -15,16 +16,33 @@ from collections import Counter
 from decimal import ROUND_HALF_UP, Context
 from fractions import Fraction
 
-from schedules import Op, Schedule, bubble, gpipe, interleaved, needs, one_f_one_b, zb_h1, zb_v
+from schedules import (
+    Op,
+    Schedule,
+    bubble,
+    gpipe,
+    interleaved,
+    needs,
+    of_v_half,
+    of_v_min,
+    one_f_one_b,
+    v_half,
+    v_min,
+    zb_h1,
+    zb_v,
+)
 
-NAMES = ["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe-v"]
+NAMES = ["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "v-half", "v-min", "dualpipe-v"]
 FORMULAS = {  # idle time of a rank, if all ranks are equally fast and links take no time
     "gpipe": "(p−1)(F+B+W)",
     "1f1b": "(p−1)(F+B+W)",
     "interleaved": "(p−1)(F+B+W)/v",
     "zb-h1": "(p−1)(F+B−W), if F = B = W,",
     "zb-v": "(p−1)F/2, if F = B = W,",
+    "v-half": "3(p−1)F/2 (F/2 less for odd p), if F = B = W and m ≥ p,",
+    "v-min": "(2p−5/2)F (F more if 3 divides p), if F = B = W and m ≥ p,",
 }
+PARTS = 60  # positions of the cursor on the time axis
 
 
 def dualpipe_v(p: int, m: int) -> Schedule:
@@ -66,22 +84,27 @@ def why_not(name: str, p: int, m: int) -> str:
     if name == "interleaved" and m % p:
         return "needs a multiple of p micro-batches"
     if name == "zb-v" and m < 2 * p - 1:
-        return "needs 2p−1 micro-batches"
+        return "needs at least 2p−1 micro-batches"
     if name == "dualpipe-v" and m < 2 * p:
-        return "needs 2p micro-batches"
+        return "needs at least 2p micro-batches"
     return ""
 
 
+@functools.cache
 def build(name: str, p: int, m: int, v: int) -> Schedule:
     if name == "interleaved":
         return interleaved(p, m, v)
-    builders = {"gpipe": gpipe, "1f1b": one_f_one_b, "zb-h1": zb_h1, "zb-v": zb_v}
-    return (builders | {"dualpipe-v": dualpipe_v})[name](p, m)
+    builders = {
+        "gpipe": gpipe, "1f1b": one_f_one_b, "zb-h1": zb_h1, "zb-v": zb_v,
+        "v-half": v_half, "v-min": v_min, "dualpipe-v": dualpipe_v,
+    }  # fmt: skip
+    return builders[name](p, m)
 
 
 def chunks(name: str, v: int) -> int:
     """Chunks of layers on each rank."""
-    return {"interleaved": v, "zb-v": 2, "dualpipe-v": 2}.get(name, 1)
+    two = dict.fromkeys(["zb-v", "v-half", "v-min", "dualpipe-v"], 2)
+    return (two | {"interleaved": v}).get(name, 1)
 
 
 Span = tuple[Op, int, int]
@@ -135,6 +158,8 @@ def formula(name: str, p: int, m: int, v: int, f: int, b: int, w: int) -> tuple[
         "interleaved": 2 * (p - 1) * (f + b + w),
         "zb-h1": 2 * v * (p - 1) * max(0, f + b - w),
         "zb-v": v * (p - 1) * f,
+        "v-half": int(2 * v * of_v_half(p)) * f,
+        "v-min": int(2 * v * of_v_min(p)) * f,
     }.get(name, 2 * v * (p - 1) * (f + b + w))
     return idle, 2 * v * m * (f + b + w) + idle
 
@@ -184,6 +209,30 @@ def facts(
     }
 
 
+def moment(names: list[str], p: int, m: int, v: int, *times: int | list[int], at: int) -> dict:
+    """What each rank computes at one time: `at` sixtieths of the longest of these schedules."""
+    lines = [timeline(name, p, m, v, *times) for name in names]
+    # convert to a common unit, so that nothing is rounded
+    scales = [12 // chunks(name, v) for name in names]
+    length = max(
+        end * scale
+        for spans, scale in zip(lines, scales, strict=True)
+        for _, _, end in itertools.chain(*spans)
+    )
+    ranks = []
+    for spans, scale in zip(lines, scales, strict=True):
+        running = [
+            [
+                f"{op.kind}{op.micro}"
+                for op, begin, end in rank
+                if begin * scale * PARTS <= length * at < end * scale * PARTS
+            ]
+            for rank in spans
+        ]
+        ranks.append(" ".join(ops[0] if ops else "idle" for ops in running))
+    return {"time": in_seconds(length * at / PARTS / 120 / 1e3), "ranks": ranks}
+
+
 def torch_order(p: int, m: int, r: int) -> list[tuple[str, int, int]]:
     """DualPipeV's operations on a rank as torch lists them; a whole backward is a b."""
     from torch.distributed.pipelining.schedules import ScheduleDualPipeV
@@ -221,6 +270,10 @@ def check() -> int:
                 assert Fraction(idle, every) == Fraction(*formula(name, p, m, v, 1, 1, 1))
             slow = share_idle(timeline(name, p, m, v, 1, 1, 1, 1, [10] * p))
             assert slow[1] > every  # a link that takes time makes a step longer
+    # after 33 ms, each rank of 1F1B is in its last forward before the first backward, and ZB-V
+    # has started the seventh operation of rank 0, the sixth of rank 1, and so on
+    now = moment(["1f1b", "zb-v"], 4, 8, 2, 10, 10, 10, 0, [10] * 4, at=6)
+    assert now == {"time": "33 ms", "ranks": ["F3 F2 F1 F0", "F6 F0 F3 F1"]}, now
     # one slow rank, the last: GPipe and 1F1B as chapter 03 says, m max t + Σ t - max t
     pace = [10, 10, 10, 15]
     for name in ("gpipe", "1f1b"):
@@ -242,6 +295,10 @@ def main() -> None:
     parser.add_argument(
         "--pace", help="tenths of these times that each rank takes: 10,10,15,10"
     )
+    parser.add_argument("--other", choices=NAMES, help="a second schedule, for --at")
+    parser.add_argument(
+        "--at", type=int, default=PARTS, help=f"{PARTS}ths of the time axis, 0 to {PARTS}"
+    )
     args = parser.parse_args()
     p, m, v = args.ranks, args.micro_batches, args.chunks
     if not (2 <= p <= 8 and 1 <= m <= 24 and 2 <= v <= 4):
@@ -253,13 +310,19 @@ def main() -> None:
         sys.exit(
             f"--pace: {p} whole numbers with commas, 10 for a rank that is as fast as said"
         )
-    if reason := why_not(args.schedule, p, m):
-        sys.exit(f"{args.schedule} {reason}")
+    for name in filter(None, (args.schedule, args.other)):
+        if reason := why_not(name, p, m):
+            sys.exit(f"{name} {reason}")
     times = (args.forward, args.backward, args.weights, args.link, list(map(int, pace)))
     said = facts(args.schedule, p, m, v, *times)
     print(f"{args.schedule}: p = {p}, m = {m}, step {said['time']}, bubble {said['bubble']}")
     print(f"formula for even ranks without links: {said['formula']}")
     print(f"most live, rank 0…: {said['live']}")
+    if args.at < PARTS:
+        names = [args.schedule, *([args.other] if args.other else [])]
+        now = moment(names, p, m, v, *times, at=args.at)
+        for name, ranks in zip(names, now["ranks"], strict=True):
+            print(f"at {now['time']}, {name}, rank 0…: {ranks}")
     print("              step    bubble  live on the worst rank")
     for name, (first, *rest) in said["others"].items():
         mark = "  shortest" * (name == said["shortest"])

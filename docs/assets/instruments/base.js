@@ -250,7 +250,7 @@ export const instrument = (place, { controls, presets = [], show, output, bar, d
   let asks = 0
   const address = () => { // browsers refuse an address that changes all the time
     clearTimeout(asks)
-    if (gallery) return
+    if (gallery || made.quiet) return // nobody has changed anything
     asks = setTimeout(() => {
       const url = new URL(link ? link.href : location), begin = defaults()
       for (const { name } of controls) {

@@ -193,6 +193,7 @@ export const facts = (collective, algorithm, n, g, size, inner, outer, step) => 
 // ---- the page
 
 const nodes = ({ ranks }) => [...new Set([...[1, 2, 4, 8].filter(g => g < ranks && ranks % g === 0), ranks])]
+const LABELS = { ring: "ring", tree: "tree", doubling: "recursive doubling", hierarchical: "hierarchical (two levels)" }
 const microseconds = value => `${value} µs`
 const rate = value => `${value} GB/s`
 const latencies = () => [0, 1, 2, 5, 10, 20, 50, 100, 200, 500]
@@ -205,7 +206,7 @@ export const controls = [
   { name: "ranks", label: "number of ranks, n", options: () => range(2, 17), first: 8, slider: true },
   { name: "node", label: "ranks in a node, g", options: nodes, first: state => state.ranks, slider: true,
     text: (value, { ranks }) => value === ranks ? `all ${value}` : `${value} of ${ranks}` },
-  { name: "algorithm", label: "algorithm", first: "ring", main: true,
+  { name: "algorithm", label: "algorithm", first: "ring", main: true, text: name => LABELS[name],
     options: ({ collective, ranks, node }) => ALGORITHMS.filter(each => !why(collective, each, ranks, node)) },
   { name: "size", label: "size of the tensor, S", options: () => upTo(23).map(k => 2 ** (k + 10)), first: 2 ** 26,
     text: inBytes, slider: true, main: true },
@@ -229,15 +230,42 @@ const link = (state, far) => [state[far + "alpha"] / 1e6, 1e-9 / state[far + "ra
 const caseOf = state => [state.collective, state.algorithm, state.ranks, state.node, state.size,
   link(state, ""), link(state, "far-"), state.step]
 
+// The place of each rank in the picture of the topology, from 0 to 1 in both directions.
+const layout = (algorithm, n, g) => {
+  const around = (members, [left, wide]) => members.map((_, i) => {
+    const angle = 2 * Math.PI * (i / members.length - 0.25)
+    return [left + wide * (1 + Math.cos(angle)) / 2, (1 + Math.sin(angle)) / 2]
+  })
+  if (algorithm === "hierarchical") { // one ring for each node
+    const nodes = n / g, lines = nodes > 4 ? 2 : 1, across = Math.ceil(nodes / lines), gap = across > 2 ? 0.2 : 0.1
+    return upTo(nodes).flatMap(k => around(upTo(g), [(k % across + gap) / across, (1 - 2 * gap) / across])
+      .map(([x, y]) => [x, lines > 1 ? (Math.floor(k / across) * 0.62 + y * 0.38) : y]))
+  }
+  if (algorithm !== "tree") return around(upTo(n), [0, 1])
+  const places = [], children = r => powers(n).filter(d => d > r && r + d < n).map(d => r + d)
+  let leaves = 0
+  const visit = (r, depth) => { // a parent is above the middle of its children
+    const below = children(r).map(child => visit(child, depth + 1))
+    const x = below.length ? (below[0] + below.at(-1)) / 2 : leaves++
+    places[r] = [x, depth]
+    return x
+  }
+  visit(0, 0)
+  const deepest = Math.max(...places.map(([, y]) => y))
+  return places.map(([x, y]) => [leaves > 1 ? x / (leaves - 1) : 0.5, y / deepest])
+}
+
 // The picture of `state`, `part` of the way into its next step.
 const draw = (svg, width, state, part) => {
   const { collective, algorithm, ranks: n, node: g, step } = state
   const steps = plan(collective, algorithm, n, g), states = play(collective, n, steps)
   const now = states[step], next = steps[step] ?? []
-  const left = 26, pitch = Math.min(100, Math.floor((width - left) / n))
-  const row = Math.max(17, Math.min(26, pitch - 2)), gap = pitch > 30 ? 8 : 2
+  const aside = width >= 560, mapWidth = aside ? Math.min(240, width * 0.32) : width - 8
+  const left = 26, pitch = Math.min(100, Math.floor((width - left - (aside ? mapWidth + 24 : 0)) / n))
+  const row = Math.max(15, Math.min(26, pitch - 2, 300 / n)), gap = pitch > 30 ? 8 : 2
   const cell = pitch - gap, tall = row - 2
-  const top = 74, bottom = top + n * row + 6, height = bottom + 78
+  const mapTop = aside ? 30 : 8, mapHeight = aside ? Math.min(240, n * row + 110) : 104
+  const top = 74 + (aside ? 0 : mapHeight + 12), bottom = top + n * row + 6, height = bottom + 78
   const x = rank => left + rank * pitch
   const out = []
   const put = (tag, attributes, text = "") => out.push(`<${tag} ${Object.entries(attributes)
@@ -252,6 +280,34 @@ const draw = (svg, width, state, part) => {
       height: tall, fill: hue(source, n), ...tip && { "data-tip": tip } }))
     if (words !== undefined && cell >= 16) put("text", { x: at + cell / 2, y: y + tall / 2 + 4, class: "on" }, words)
   }
+
+  // the topology: all links that the algorithm uses, and the messages of the next step
+  const radius = Math.min(11, 60 / Math.sqrt(n)), mapLeft = aside ? left + n * pitch + 22 : 4
+  const spot = layout(algorithm, n, g).map(([u, v]) =>
+    [mapLeft + radius + u * (mapWidth - 2 * radius - 2), mapTop + radius + v * (mapHeight - 2 * radius)])
+  for (const first of algorithm === "hierarchical" ? range(0, n, g) : []) {
+    const places = spot.slice(first, first + g), [xs, ys] = [0, 1].map(i => places.map(place => place[i]))
+    const [x, y] = [Math.min(...xs) - radius - 1, Math.min(...ys) - radius - 1]
+    put("rect", { x, y, width: Math.max(...xs) + radius + 1 - x, height: Math.max(...ys) + radius + 1 - y, rx: radius, class: "node" })
+  }
+  const used = new Set(steps.flat().map(([a, b]) => `${Math.min(a, b)} ${Math.max(a, b)}`))
+  for (const [a, b] of [...used].map(pair => pair.split(" "))) {
+    put("path", { d: `M${spot[a].map(Math.round)}L${spot[b].map(Math.round)}`, class: "line" })
+  }
+  for (const [from, to, chunks] of next) {
+    const [[ax, ay], [bx, by]] = [spot[from], spot[to]], long = Math.hypot(bx - ax, by - ay)
+    const along = length => [ax + (bx - ax) * length / long, ay + (by - ay) * length / long].map(v => v.toFixed(1))
+    put("path", { d: `M${along(radius)}L${along(long - radius - 3)}`, class: far(from, to) ? "arc far" : "arc",
+      "marker-end": `url(#${far(from, to) ? "far" : "near"}${svg.dataset.of})` })
+    const [x, y] = along(radius + (long - 2 * radius) * part)
+    if (part) put("circle", { cx: x, cy: y, r: 2.5 + Math.sqrt(chunks.length), fill: hue(from, n) })
+  }
+  spot.forEach(([cx, cy], rank) => {
+    const sends = next.filter(([from]) => from === rank).map(([, to, chunks]) =>
+      ` sends ${inBytes(chunks.length * state.size / n)} to rank ${to}${far(rank, to) ? " in another node" : ""}`)
+    put("circle", { cx, cy, r: radius, fill: hue(rank, n), ...!part && { "data-tip": `rank ${rank}${sends.join(", and") || " sends nothing in the next step"}` } })
+    put("text", { x: cx, y: cy + 4, class: "on" }, rank)
+  })
 
   for (const first of g < n ? range(0, n, g) : []) {
     put("rect", { x: x(first) - gap / 2 - 0.5, y: top - 22, width: g * pitch - 1, height: bottom - top + 22, rx: 4, class: "node" })
@@ -297,14 +353,14 @@ const draw = (svg, width, state, part) => {
   if (pitch < 46) put("text", { x: left, y: bottom + 68, class: "start soft" }, "bytes sent by each rank, so far")
   const marker = (id, colour) => `<marker id="${id}${svg.dataset.of}" viewBox="0 0 6 6" refX="4" refY="3" markerWidth="6" markerHeight="6"
     orient="auto"><path d="M0 0L6 3L0 6z" fill="var(${colour})"/></marker>`
-  const wide = x(n) - gap / 2 + 1
+  const wide = aside ? mapLeft + mapWidth + 2 : Math.max(width, x(n) - gap / 2 + 1)
   fill(svg, wide, height, `<defs>${marker("near", "--blue")}${marker("far", "--orange")}</defs>${out.join("")}`)
 }
 
 export const start = place => {
   const bar = element("div", { class: "instrument-foot" })
   const { svg, list, compare, output } = picture("All algorithms, with these sizes and links",
-    ["algorithm", "steps", "busiest rank sends", "time"])
+    ["algorithm", "number of steps", "bytes that the busiest rank sends", "time"])
   svg.dataset.of = place.id
 
   const show = (state, tell) => {
@@ -316,18 +372,18 @@ export const start = place => {
     const sizes = next && [...new Set(next.map(([, , chunks]) => inBytes(chunks.length * state.size / ranks)))].join(" and ")
     const far = next?.filter(([from, to]) => Math.floor(from / state.node) !== Math.floor(to / state.node)).length
     tell(next
-      ? `After ${step} of ${steps.length} steps, ${step ? said.passed : "0 s"} of ${said.time}. Next: ${next.length} ${next.length > 1 ? "messages" : "message"} of ${sizes}, ${far && far < next.length ? `${far} of them between nodes` : far ? "between nodes" : "inside a node"}.`
-      : `After all ${steps.length} steps, ${said.time}. ${done(collective)}`)
-    svg.setAttribute("aria-label", `${ranks} columns, one for each rank, with what it holds after ${step} of ${steps.length} steps of ${collective} by ${algorithm}. ${
+      ? `After ${step} of ${steps.length} steps, ${step ? said.passed : "0 s"} of ${said.time} have passed. The next step sends ${next.length} ${next.length > 1 ? "messages" : "message"} of ${sizes}, ${far && far < next.length ? `${far} of them between nodes` : far ? "between nodes" : "inside a node"}.`
+      : `All ${steps.length} steps together take ${said.time}. ${done(collective)}`)
+    svg.setAttribute("aria-label", `${ranks} columns, one for each rank, with what it holds after ${step} of ${steps.length} steps of ${collective}, with the algorithm ${LABELS[algorithm]}. ${
       next ? `Next, ${next.slice(0, 4).map(([from, to]) => `rank ${from} sends to ${to}`).join(", ")}${next.length > 4 ? ", and so on" : ""}.` : ""}`)
     const rows = [
-      ["T", `${said.formula} = ${said.sum} = ${said.time}`],
-      ["sent so far, by rank", said["so far"]], ["sent in all, by rank", said.sent],
-      ["the least for the busiest", said.least],
-      ["algbw", said.algbw], ["busbw", said.busbw]]
+      ["time, T", `${said.formula} = ${said.sum} = ${said.time}`],
+      ["bytes that each rank has sent so far", said["so far"]], ["bytes that each rank sends in total", said.sent],
+      ["minimum for the busiest rank", said.least],
+      ["algorithm bandwidth, algbw", said.algbw], ["bus bandwidth, busbw", said.busbw]]
     list(rows)
-    const short = Object.entries(said.others).map(([name, cells]) => [name, cells.map(words => words.replace(" steps", ""))])
-    compare(Object.fromEntries(short), algorithm, said.fastest, 2, "fastest")
+    const short = Object.entries(said.others).map(([name, cells]) => [LABELS[name], cells.map(words => words.replace(" steps", ""))])
+    compare(Object.fromEntries(short), LABELS[algorithm], LABELS[said.fastest], 2, "fastest")
     return ["python collective_steps.py", `--collective ${collective}`, `--algorithm ${algorithm}`, `--ranks ${ranks}`,
       `--node ${state.node}`, `--size ${inBytes(state.size).replace(" ", "")}`, `--alpha ${state.alpha}`, `--rate ${state.rate}`,
       `--far-alpha ${state["far-alpha"]}`, `--far-rate ${state["far-rate"]}`, `--step ${step}`].join(" ")
@@ -341,7 +397,7 @@ export const start = place => {
   const made = instrument(place, { controls, presets, show, output, bar })
   const { state } = made
   player(place, bar, "step", made, () => plan(state.collective, state.algorithm, state.ranks, state.node).length,
-    part => draw(svg, widthOf(place), state, part))
+    part => draw(svg, widthOf(place), state, part), true)
 }
 
 for (const place of document.querySelectorAll("#collective.instrument")) start(place)

@@ -17,7 +17,8 @@ export const draggable = (svg, move) => {
 }
 
 // Play, Step back and Step before the slider `name` in `bar`; draw(part) shows part of the way to its next value.
-export const player = (place, bar, name, made, last, draw) => {
+// With `begins`, it plays once by itself as soon as the reader sees the picture, without a word to a screen reader.
+export const player = (place, bar, name, made, last, draw, begins) => {
   const { state, change, button } = made
   let timer = 0, loop = false
   const stop = () => {
@@ -56,6 +57,28 @@ export const player = (place, bar, name, made, last, draw) => {
   })
   bar.prepend(playing, button("Step back", () => go(state[name] - 1)), button("Step", () => go(state[name] + 1)))
   place.addEventListener("input", stop)
+  const asked = new URLSearchParams(place.dataset.state ?? location.search).has(name)
+  if (begins && !asked && !still() && place.dataset.gallery === undefined) {
+    const status = place.querySelector("[role=status]")
+    const hush = on => {
+      made.quiet = on
+      status.setAttribute("aria-live", on ? "off" : "polite")
+    }
+    const seen = new IntersectionObserver(([{ isIntersecting }]) => {
+      if (!isIntersecting) return
+      seen.disconnect()
+      hush(true)
+      playing.textContent = "Stop"
+      run()
+    }, { threshold: 0.6 })
+    seen.observe(place.querySelector(".instrument-drawing"))
+    for (const event of ["pointerdown", "keydown", "input"]) {
+      place.addEventListener(event, () => {
+        seen.disconnect()
+        hush(false)
+      }, { once: true, capture: true })
+    }
+  }
   made.play = () => { stop(); loop = true; run() } // again and again, on the page of all instruments
   made.pause = stop
 }

@@ -1,9 +1,10 @@
 // "Pipeline schedules": those of snippets/03_model_parallelism/schedules.py and pipeline_times.py,
 // with times to change. tests/test_browser_instruments.py holds them together.
-import { digits, fill, inSeconds, instrument, picture, widthOf } from "./base.js"
-import { draggable } from "./moved.js"
+import { digits, element, fill, inSeconds, instrument, picture, widthOf } from "./base.js"
+import { draggable, player } from "./moved.js"
 
-const NAMES = ["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe-v"]
+const PARTS = 60 // positions of the cursor on the time axis
+const NAMES = ["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "v-half", "v-min", "dualpipe-v"]
 const upTo = n => [...Array(Math.max(0, n)).keys()]
 const times = (n, ...steps) => upTo(n).flatMap(() => steps)
 
@@ -31,6 +32,36 @@ const vee = (p, r, steps) => {
   })
 }
 
+// The path of one micro-batch is repeated every six units. Each F and B runs as early as its input and the limit of
+// `most` live micro-batches allow, and a W where neither can run.
+const fromBlock = (p, m, most, starts) => {
+  const first = (a, b) => (a[0] === b[0] ? 0 : a[0] - b[0]) || (a[1] < b[1] ? -1 : 1)
+  const queues = upTo(p).map(r => {
+    const begins = starts(r), steps = upTo(m).flatMap(i => begins.map((t, k) =>
+      [t + 6 * i, k < 2 ? "F" : "B", i, k % 3 ? 2 * p - 1 - r : r])).sort(first)
+    const [forwards, backwards] = ["F", "B"].map(kind => steps.filter(step => step[1] === kind))
+    return [forwards, backwards, backwards.map(([, , ...where]) => [Infinity, "W", ...where])]
+  })
+  const ended = new Set(), schedule = upTo(p).map(() => []), live = upTo(p).map(() => 0)
+  const arrived = ([, kind, micro, stage]) => {
+    const needed = kind === "F" ? stage && ["F", micro, stage - 1] : kind === "W" ? ["B", micro, stage]
+      : stage === 2 * p - 1 ? ["F", micro, stage] : ["B", micro, stage + 1]
+    return !needed || ended.has(needed.join())
+  }
+  while (queues.flat().some(queue => queue.length)) {
+    const round = queues.map((rank, r) => rank.filter(queue => queue.length && arrived(queue[0])
+      && (queue[0][1] !== "F" || live[r] < 2 * most)).sort(([a], [b]) => first(a, b))[0]?.shift())
+    round.forEach((step, r) => {
+      if (!step) return
+      const op = step.slice(1)
+      live[r] += { F: 1, B: 0, W: -1 }[op[0]]
+      schedule[r].push(op)
+      ended.add(op.join())
+    })
+  }
+  return schedule
+}
+
 const BUILD = {
   "gpipe": (p, m) => upTo(p).map(r => ["F", "B"].flatMap(kind => upTo(m).map(i => [kind, i, r]))),
   "1f1b": oneFOneB,
@@ -45,6 +76,14 @@ const BUILD = {
     ...times(2 * (p - r) - 1, "F0"), ...times(r, "F1", "F0"), ...times(p - r, "F1", "B1", "W1"),
     ...times(m - 2 * p + 1 + r, "F0", "B0", "W0", "F1", "B1", "W1"), ...times(p - 1 - r, "B0", "W0", "F1", "B1", "W1"),
     ...times(r, "B0", "B1"), ...times(p - r, "B0", "W0"), ...times(r, "W1"), ...times(r, "W0")])),
+  "v-half": (p, m) => fromBlock(p, m, Math.floor(p / 2) + 1, r => {
+    const gap = p % 2 ? 0 : 3
+    return [2 * r, 3 * p - 2 - r, 3 * p - 1 + gap + 2 * r, 6 * p - 2 + gap - r]
+  }),
+  "v-min": (p, m) => fromBlock(p, m, Math.floor((p + 4) / 3), r => {
+    const gap = p % 3 ? 0 : 2
+    return [r, 2 * p - 1 - r, 2 * p + gap + r, 4 * p - 1 + gap - r]
+  }),
   "dualpipe-v": (p, m) => upTo(p).map(r => vee(p, r, [
     ...times(2 * (p - r - 1), "F0"), ...times(r + 1, "F0", "F1"), ...times(p - r - 1, "B1", "W", "F1"),
     ...times(m - 2 * p + r + 1, "F0", "b1", "F1", "b0"), ...times(p - r - 1, "b1", "F1", "b0"),
@@ -54,15 +93,22 @@ const BUILD = {
 
 const whyNot = (name, p, m) => {
   if (name === "interleaved" && m % p) return "needs a multiple of p micro-batches"
-  if (name === "zb-v" && m < 2 * p - 1) return "needs 2p−1 micro-batches"
-  if (name === "dualpipe-v" && m < 2 * p) return "needs 2p micro-batches"
+  if (name === "zb-v" && m < 2 * p - 1) return "needs at least 2p−1 micro-batches"
+  if (name === "dualpipe-v" && m < 2 * p) return "needs at least 2p micro-batches"
 }
-const chunks = (name, v) => ({ "interleaved": v, "zb-v": 2, "dualpipe-v": 2 })[name] ?? 1
+const chunks = (name, v) => name === "interleaved" ? v : /^v-|-v$/.test(name) ? 2 : 1
 const cutOf = ops => new Set(ops.filter(([kind]) => kind === "W").map(([, ...where]) => where.join()))
+
+const kept = new Map()
+const built = (name, ...sizes) => {
+  const key = [name, ...sizes].join()
+  if (!kept.has(key)) kept.set(key, BUILD[name](...sizes))
+  return kept.get(key)
+}
 
 // Each rank's [operation, begin, end], in ticks: a tenth of a ms over the chunks of a rank.
 export const timeline = (name, p, m, v, f, b, w, link, pace) => {
-  const schedule = BUILD[name](p, m, v), count = chunks(name, v), stages = p * count
+  const schedule = built(name, p, m, v), count = chunks(name, v), stages = p * count
   const owner = new Map(schedule.flatMap((ops, r) => ops.map(([, , stage]) => [stage, r])))
   const cut = cutOf(schedule.flat()), ended = new Map()
   const needs = ([kind, micro, stage]) => {
@@ -110,10 +156,13 @@ const shareIdle = spans => {
 const FORMULAS = {
   "gpipe": "(p−1)(F+B+W)", "1f1b": "(p−1)(F+B+W)", "interleaved": "(p−1)(F+B+W)/v",
   "zb-h1": "(p−1)(F+B−W), if F = B = W,", "zb-v": "(p−1)F/2, if F = B = W,",
+  "v-half": "3(p−1)F/2 (F/2 less for odd p), if F = B = W and m ≥ p,",
+  "v-min": "(2p−5/2)F (F more if 3 divides p), if F = B = W and m ≥ p,",
 }
 const formula = (name, p, m, v, f, b, w) => {
   const idle = {
     "interleaved": 2 * (p - 1) * (f + b + w), "zb-h1": 2 * v * (p - 1) * Math.max(0, f + b - w), "zb-v": v * (p - 1) * f,
+    "v-half": v * (3 * (p - 1) - p % 2) * f, "v-min": v * (4 * p - 5 + (p % 3 ? 0 : 2)) * f,
   }[name] ?? 2 * v * (p - 1) * (f + b + w)
   return [idle, 2 * v * m * (f + b + w) + idle]
 }
@@ -144,16 +193,33 @@ export const facts = (name, p, m, v, f, b, w, link, pace) => {
   }
 }
 
+// What each rank computes at `at` sixtieths of the longest of these schedules.
+export const moment = (names, at, p, m, v, ...times) => {
+  const lines = names.map(name => timeline(name, p, m, v, ...times)), scales = names.map(name => 12 / chunks(name, v))
+  const length = Math.max(...lines.map((spans, i) => endOf(spans) * scales[i]))
+  return {
+    "time": inSeconds(length * at / PARTS / 120 / 1e3),
+    "ranks": lines.map((spans, i) => spans.map(rank => {
+      const now = rank.find(([, begin, end]) => begin * scales[i] * PARTS <= length * at && length * at < end * scales[i] * PARTS)
+      return now ? `${now[0][0]}${now[0][1]}` : "idle"
+    }).join(" ")),
+  }
+}
+
 // ---- the page
 
+const LABELS = { "gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "interleaved 1F1B", "zb-h1": "ZB-H1", "zb-v": "ZB-V",
+  "v-half": "V-Half", "v-min": "V-Min", "dualpipe-v": "DualPipeV", "none": "none" }
 const ms = value => `${value} ms`
 const oneTo = n => upTo(n).map(i => i + 1)
 const timesOf = name => ({ name, options: () => oneTo(30), first: 10, text: ms, slider: true })
 export const controls = [
-  { name: "schedule", label: "schedule", options: () => NAMES, first: "1f1b", main: true },
+  { name: "schedule", label: "schedule", options: () => NAMES, first: "1f1b", main: true, text: name => LABELS[name] },
   { name: "ranks", label: "number of ranks, p", options: () => [2, 3, 4, 5, 6, 7, 8], first: 4, slider: true, main: true },
   { name: "micro-batches", label: "number of micro-batches, m", first: 8, slider: true, main: true,
     options: ({ schedule, ranks }) => oneTo(24).filter(m => !whyNot(schedule, ranks, m)) },
+  { name: "other", label: "second schedule, to compare", first: "zb-v", main: true, text: name => LABELS[name],
+    options: () => ["none", ...NAMES] },
   { name: "chunks", label: "chunks in a rank, v", options: ({ schedule }) => schedule === "interleaved" ? [2, 3, 4] : [2], first: 2, slider: true },
   { ...timesOf("forward"), label: "time of a forward pass, F" },
   { ...timesOf("backward"), label: "time of the gradients of activations, B" },
@@ -163,75 +229,128 @@ export const controls = [
     name: `rank-${r}`, label: `time on rank ${r} is multiplied by`, first: 10, slider: true, text: value => `× ${value / 10}`,
     options: ({ ranks }) => r < ranks ? oneTo(20).slice(4) : [10],
   })),
+  { name: "at", label: "time of the cursor", options: () => upTo(PARTS + 1), first: PARTS, slider: true, at: true,
+    text: (at, state) => at === PARTS ? "whole step" : moment(shown(state), at, ...caseOf(state).slice(1)).time },
 ]
 const presets = [
   { name: "4 ranks, 8 micro-batches", values: {} },
   { name: "one slow rank", values: { "rank-2": 15 } },
-  { name: "a link that is too slow", values: { link: 8 } },
+  { name: "a link that is too slow", values: { link: 8, other: "gpipe" } },
   { name: "8 ranks, 16 micro-batches", values: { ranks: 8, "micro-batches": 16 } },
+  { name: "less memory: V-Half and V-Min", values: { schedule: "v-half", other: "v-min", "micro-batches": 12 } },
 ]
 const paceOf = state => upTo(state.ranks).map(r => state[`rank-${r}`])
 const caseOf = state => [state.schedule, state.ranks, state["micro-batches"], state.chunks, state.forward,
   state.backward, state.weights, state.link, paceOf(state)]
 
-const KINDS = { F: "forward", B: "backward", W: "weight gradients" }
+const missing = ({ other, ranks, "micro-batches": m }) => other !== "none" && whyNot(other, ranks, m)
+const shown = state => [state.schedule, ...["none", state.schedule].includes(state.other) || missing(state) ? [] : [state.other]]
 
+const KINDS = { F: "forward pass", B: "backward pass", W: "weight gradients" }
+
+// Draws one schedule or two on one time axis. Returns a function that moves the cursor to a part of this axis.
 const draw = (svg, width, state) => {
-  const spans = timeline(...caseOf(state)), end = endOf(spans), p = state.ranks
-  const left = 44, right = 2, bar = 24, area = 16, row = bar + area + 8, across = width - left - right
-  const count = chunks(state.schedule, state.chunks)
-  const x = ticks => left + ticks / end * across
-  const round = ticks => digits(ticks / (10 * count))
-  const most = Math.max(...spans.map(rank => Math.max(...live(rank))))
-  const out = []
-  spans.forEach((rank, r) => {
-    const top = r * row + 4
-    out.push(`<text x="0" y="${top + 16}" class="start soft">rank ${r}</text>`,
-      `<path d="M${left} ${top + bar}H${width - right}" class="line"/>`)
-    const held = live(rank)
-    let path = `M${left} ${top + bar + area}`
-    rank.forEach(([[kind, micro, stage], begin, finish], i) => {
-      const [from, wide] = [x(begin), x(finish) - x(begin)]
-      const tone = 1 - 0.35 * Math.floor(stage / p) / Math.max(1, count - 1)
-      out.push(`<rect x="${from.toFixed(2)}" y="${top}" width="${Math.max(0.5, wide - 0.7).toFixed(2)}" height="${bar - 2}" class="op-${kind}" opacity="${tone.toFixed(2)}" data-tip="rank ${r}, ${KINDS[kind]} of micro-batch ${micro}${count > 1 ? `, stage ${stage}` : ""}: ${round(begin)} to ${round(finish)} ms"/>`)
-      if (wide > 8 + 6 * (micro > 9)) out.push(`<text x="${(from + wide / 2).toFixed(2)}" y="${top + 15}" class="on">${micro}</text>`)
-      const at = x(kind === "F" ? begin : finish).toFixed(2)
-      path += `H${at}V${(top + bar + area - held[i] / most * (area - 2)).toFixed(2)}`
+  const names = shown(state), p = state.ranks, times = caseOf(state).slice(1)
+  const panels = names.map(name => ({ name, spans: timeline(name, ...times), count: chunks(name, state.chunks) }))
+  const lengths = panels.map(({ spans, count }) => endOf(spans) / (10 * count)), longest = Math.max(...lengths)
+  const narrow = width < 480, left = narrow ? 52 : 86, across = width - left - 2
+  const row = Math.max(19, Math.min(42, Math.floor((0.6 * innerHeight - 64 - 22 * names.length) / (p * names.length))))
+  const bar = Math.round(row * 0.58), area = row - bar - 4
+  const x = time => left + time / longest * across
+  const most = Math.max(...panels.map(({ spans, count }) => Math.max(...spans.map(rank => Math.max(...live(rank)))) / count))
+  const out = [], kinds = new Set()
+  let top = 2
+  panels.forEach(({ name, spans, count }, panel) => {
+    const at = ticks => x(ticks / (10 * count)), round = ticks => digits(ticks / (10 * count))
+    out.push(`<text x="0" y="${top + 11}" class="start title">${LABELS[name]}: ${inSeconds(lengths[panel] / 1e3)}, ${percent(...shareIdle(spans))} idle</text>`)
+    top += 18
+    spans.forEach((rank, r) => {
+      const floor = top + bar + area, middle = top + bar / 2 + 4, slow = state[`rank-${r}`] / 10
+      out.push(`<text x="0" y="${middle}" class="start soft">${narrow ? r : `rank ${r}`}</text>`,
+        `<path d="M${left} ${top + bar}H${width - 2}" class="line"/>`)
+      if (!panel) {
+        out.push(`<rect x="${left - 40}" y="${top + bar / 2 - 8}" width="36" height="16" rx="8" class="handle"/>`,
+          `<text x="${left - 22}" y="${middle}" class="soft">${slow === 1 ? "‹ ›" : `×${slow}`}</text>`)
+      }
+      const held = live(rank)
+      let path = `M${left} ${floor}`
+      rank.forEach(([[kind, micro, stage], begin, finish], i) => {
+        const [from, wide] = [at(begin), at(finish) - at(begin)]
+        const tone = 1 - 0.35 * Math.floor(stage / p) / Math.max(1, count - 1)
+        kinds.add(kind)
+        out.push(`<rect x="${from.toFixed(2)}" y="${top}" width="${Math.max(0.5, wide - 0.7).toFixed(2)}" height="${bar - 2}" class="op-${kind}" opacity="${tone.toFixed(2)}" data-from="${begin / (10 * count)}" data-to="${finish / (10 * count)}" data-tip="${LABELS[name]}, rank ${r}, ${KINDS[kind]} of micro-batch ${micro}${count > 1 ? `, stage ${stage}` : ""}: ${round(begin)} to ${round(finish)} ms"/>`)
+        if (wide > 8 + 6 * (micro > 9) && bar > 12) out.push(`<text x="${(from + wide / 2).toFixed(2)}" y="${top + bar / 2 + 3}" class="on">${micro}</text>`)
+        path += `H${at(kind === "F" ? begin : finish).toFixed(2)}V${(floor - held[i] / count / most * (area - 1)).toFixed(2)}`
+      })
+      out.push(`<path d="${path}H${at(endOf(spans)).toFixed(2)}V${floor}Z" class="live"/>`)
+      if (!panel) out.push(`<rect x="0" y="${top}" width="${width - 2}" height="${row - 2}" class="grip" data-drag="rank-${r}"/>`)
+      top += row
     })
-    out.push(`<path d="${path}H${width - right}V${top + bar + area}Z" class="live"/>`,
-      `<rect x="${left}" y="${top}" width="${across}" height="${row - 4}" class="grip" data-drag="rank-${r}"/>`)
+    top += 4
   })
-  const foot = p * row + 16
-  const step = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000].find(each => end / (10 * count) / each <= across / 60) ?? 5000
-  for (let at = 0; at <= end / (10 * count); at += step) {
-    out.push(`<text x="${x(at * 10 * count).toFixed(1)}" y="${foot}" class="${at ? "end" : "start"} soft">${at}${at ? "" : " ms"}</text>`)
+  if (missing(state)) {
+    out.push(`<text x="0" y="${top + 11}" class="start title">${LABELS[state.other]} ${missing(state)}</text>`)
+    top += 20
   }
-  const height = foot + 28
-  let at = left
-  for (const [kind, words] of [["F", "forward"], ["B", "backward"], ["W", "weights"], ["", "live"]]) {
-    out.push(`<rect x="${at}" y="${height - 14}" width="12" height="10" class="${kind ? `op-${kind}` : "live"}"/>`,
-      `<text x="${at + 16}" y="${height - 5}" class="start soft">${words}</text>`)
-    at += 26 + 6.4 * words.length
+  const step = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000].find(each => longest / each <= across / 60) ?? 5000
+  for (let time = 0; time <= longest; time += step) {
+    out.push(`<text x="${x(time).toFixed(1)}" y="${top + 10}" class="${time ? "end" : "start"} soft">${time}${time ? "" : " ms"}</text>`)
   }
-  fill(svg, width, height, out.join(""))
+  const later = panels.some(({ count }) => count > 1)
+  let from = 0, line = top + 20
+  for (const [look, words] of [["op-F", "forward"], ["op-B", kinds.has("W") ? "backward (only the part B where W is separate)" : "backward"],
+    ...kinds.has("W") ? [["op-W", "weight gradients, W"]] : [], ...later ? [["op-F later", "lighter: a later chunk of the rank"]] : [],
+    ["live", "micro-batches that the rank holds"], ["handle", "drag to make a rank slower"]]) {
+    const wide = 28 + 5.8 * words.length
+    if (from && from + wide > width) [from, line] = [0, line + 16]
+    out.push(`<rect x="${from + 1}" y="${line}" width="12" height="10" class="${look}"/>`,
+      `<text x="${from + 17}" y="${line + 9}" class="start soft">${words}</text>`)
+    from += wide
+  }
+  out.push(`<path d="M0 0V${top}" class="cursor"/>`)
+  fill(svg, width, line + 14, out.join(""))
+  const cursor = svg.querySelector(".cursor"), ops = [...svg.querySelectorAll("[data-from]")]
+    .map(shape => [shape, Number(shape.dataset.from), Number(shape.dataset.to)])
+  return part => {
+    const time = part * longest
+    cursor.setAttribute("transform", `translate(${x(time).toFixed(1)} 0)`)
+    cursor.style.display = part < 1 ? "" : "none"
+    for (const [shape, begin, end] of ops) shape.classList.toggle("now", part < 1 && begin <= time && time < end)
+  }
 }
 
 export const start = place => {
+  const bar = element("div", { class: "instrument-foot" })
   const { svg, list, compare, output } = picture("All schedules, with these times",
-    ["schedule", "step", "bubble", "most live"])
+    ["schedule", "time of a step", "idle time (bubble)", "most micro-batches that a rank holds"])
+  let drawn, said, move
   const show = (state, tell) => {
-    const said = facts(...caseOf(state)), { schedule, ranks } = state
-    draw(svg, widthOf(place), state)
-    tell(`A step of ${schedule} takes ${said.time}, ${said.bubble} of it idle. Rank 0 holds ${said.live.split(" ")[0]} micro-batches at most.`)
-    svg.setAttribute("aria-label", `The operations of ${ranks} ranks on a line of ${said.time}, and under each rank how many micro-batches it holds. Most live, from rank 0 on: ${said.live}.`)
-    const rows = [["step", said.time], ["bubble", said.bubble], ["bubble by the formula", said.formula], ["most live, rank 0…", said.live]]
-    list(rows)
-    compare(said.others, schedule, said.shortest, 0, "shortest")
-    return ["python pipeline_times.py", `--schedule ${schedule}`, `--ranks ${ranks}`, `--micro-batches ${state["micro-batches"]}`,
+    const { schedule, ranks, at } = state, names = shown(state), times = caseOf(state)
+    const key = [names, state.other, times, widthOf(place), innerHeight, document.body.dataset.mdColorScheme].join()
+    if (key !== drawn) {
+      drawn = key
+      said = facts(...times)
+      move = draw(svg, widthOf(place), state)
+      compare(Object.fromEntries(Object.entries(said.others).map(([name, cells]) => [LABELS[name], cells])),
+        LABELS[schedule], LABELS[said.shortest], 0, "shortest")
+    }
+    move(at / PARTS)
+    const now = at < PARTS && moment(names, at, ...times.slice(1))
+    const whole = names.map(name => `A step of ${LABELS[name]} takes ${said.others[name][0]}, and the ranks are idle for ${said.others[name][1]} of this time.`).join(" ")
+    const busy = now && names.map((name, i) => `${now.ranks[i].split(" ").filter(each => each !== "idle").length} of ${ranks} ranks with ${LABELS[name]}`).join(" and ")
+    tell(now ? `After ${now.time}, ${busy} are computing.` : whole)
+    svg.setAttribute("aria-label", `The operations of ${ranks} ranks on a time axis, and under each rank how many micro-batches it holds. ${whole} ${now ? `The cursor is at ${now.time}. From rank 0 on, the operations of ${LABELS[schedule]} are ${now.ranks[0]}.` : `With ${LABELS[schedule]}, the ranks hold at most, from rank 0 on, ${said.live} micro-batches.`}`)
+    list([["time of a step", said.time], ["idle time (bubble)", said.bubble], ["bubble by the formula", said.formula],
+      ["most micro-batches held, from rank 0 on", said.live],
+      ...now ? names.map((name, i) => [`operations at the cursor, ${LABELS[name]}, from rank 0 on`, now.ranks[i]]) : []])
+    return ["python pipeline_times.py", `--schedule ${schedule}`, ...names[1] ? [`--other ${names[1]}`] : [],
+      `--ranks ${ranks}`, `--micro-batches ${state["micro-batches"]}`,
       `--chunks ${state.chunks}`, `--forward ${state.forward}`, `--backward ${state.backward}`, `--weights ${state.weights}`,
-      `--link ${state.link}`, `--pace ${paceOf(state).join()}`].join(" ")
+      `--link ${state.link}`, `--pace ${paceOf(state).join()}`, ...now ? [`--at ${at}`] : []].join(" ")
   }
-  const { state, change } = instrument(place, { controls, presets, show, output, demo: { name: "schedule", beat: 1500 } })
+  const made = instrument(place, { controls, presets, show, output, bar })
+  const { state, change } = made
+  player(place, bar, "at", made, () => PARTS, part => move((state.at + part) / PARTS))
   let first
   draggable(svg, (name, x, began) => { // twelve pixels are a tenth
     if (x === began) first = state[name]
