@@ -1,5 +1,5 @@
 // The search of snippets/planner/plan.py, and what it prints.
-import { drawing, element, instrument, joined, picture, upTo, widthOf } from "./base.js"
+import { computing, drawing, element, instrument, joined, picture, upTo, widthOf } from "./base.js"
 import {
   ask, bars, closedForm, flopsPerToken, gcd, GIB, gpuIn, gpusOf, layoutOf, memory, over, powers, recomputed, replay, shapeIn, stepTime,
   tables, total, traffic, whyNot, withUnseen,
@@ -146,7 +146,7 @@ export const start = place => {
   const cards = element("ol", { class: "instrument-cards" })
   const { svg, table, list, output } = picture("Fastest layout for each TP and PP", COLUMNS, { below: [cards, box] })
   table.remove()
-  let known, found, cells, now, say
+  let made, tools, known, found, cells, now, say
   cards.addEventListener("click", async ({ target }) => {
     if (!target.value) return
     const { name, layout } = found.rows[target.value], { launch } = await import("./launch.js")
@@ -155,10 +155,10 @@ export const start = place => {
     navigator.clipboard?.writeText(text).then(() => say(`The launch command of ${name} is copied.`), () => say(text))
   })
 
-  const draw = async state => {
+  const draw = state => {
     const { rows, first, nearest, count } = found, by = COLUMNS.indexOf(state.sort), down = by === 1 || by === 2 ? -1 : 1
     const order = upTo(rows.length).sort((a, b) => down * (number(rows[a].cells[by]) - number(rows[b].cells[by])))
-    const { drawMap, inWords } = await import("./layout_map.js")
+    const { drawMap, inWords } = tools
     cards.replaceChildren(...order.map(i => element("li", {}, element("b", {}, inWords(rows[i].layout)),
       element("dl", {}, ...COLUMNS.map((name, k) => element("div", {}, element("dt", {}, name), element("dd", {}, joined(rows[i].cells[k]))))),
       element("button", { type: "button", value: i, class: "md-button", "aria-label": `Copy the launch command of layout ${i + 1}` }, "Copy launch command"))))
@@ -181,7 +181,13 @@ export const start = place => {
     const task = [shapeIn(state), gpus, sequence, over(batch, sequence), gpuIn(state)], key = JSON.stringify([task, top])
     now = state
     say = tell
-    if (known === key) draw(state)
+    if (!tools) {
+      computing(place, "picture")
+      import("./layout_map.js").then(module => {
+        tools = module
+        made.change()
+      })
+    } else if (known === key) draw(state)
     else {
       ask(import.meta.url, place, ["plan", ...task, top], answer => {
         known = key
@@ -196,7 +202,7 @@ export const start = place => {
     }
     return `python plan.py --model ${model} --gpus ${gpus} --gpu ${gpu} --sequence ${sequence} --batch ${batch} --top ${top} --emit ${emit}`
   }
-  instrument(place, { controls, presets, show, output, demo: { name: "gpus", values: [64, 128, 256, 512, 1024], beat: 3000 } })
+  made = instrument(place, { controls, presets, show, output, demo: { name: "gpus", values: [64, 128, 256, 512, 1024], beat: 3000 } })
 }
 
 for (const place of globalThis.document?.querySelectorAll("#planner.instrument") ?? []) start(place)
