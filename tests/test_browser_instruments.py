@@ -417,6 +417,18 @@ def test_memory_results_equal_those_of_the_program(
             shape, layout, sequence, gpu = case
             command_line = plan.Shape(**shape), plan.Layout(**layout), sequence, plan.Gpu(**gpu)
             assert answer == getattr(memory, function)(*command_line), case
+    steps, moments = importlib.import_module("step_memory"), []
+    for shape, layout, sequence, _ in cases[:1] + cases[1::8]:
+        index = random.randrange(layout["pp"])
+        moments.append([shape, layout, sequence, index])
+    for function, compute in (("moments", steps.moments), ("step", memory.step_facts)):
+        answers = call_javascript(page, site_url, "step_memory", function, moments)
+        for case, answer in zip(moments, answers, strict=True):
+            shape, layout, *given = case
+            expected = compute(plan.Shape(**shape), plan.Layout(**layout), *given)
+            if function == "step":
+                del answer["groups"]  # the same numbers, for the picture
+            assert answer == expected, case
 
 
 def printed_lines(answer: dict) -> list[str]:
@@ -480,6 +492,31 @@ def test_plans_equal_those_of_the_program(
             command_line = plan.Shape(**shape), plan.Layout(**row["layout"]), plan.Gpu(**gpu)
             expected.append(plan.emit(target, args, *command_line))
     assert call_javascript(page, site_url, "launch", "launch", launches) == expected
+
+
+def test_the_map_of_layouts_equals_that_of_the_program(
+    page: Page, site_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(ROOT / "snippets/planner")
+    plan, program_map = importlib.import_module("plan"), importlib.import_module("layout_map")
+    random, cases, expected, models = Random(1), [], [], plan.the_models()
+    for at in range(60):
+        real = at % 20 == 0
+        shape = models["llama-3-8b"] if real else plan.Shape(**random_shape(random))
+        gpu = plan.the_gpu(random.choice(["h100", "gb200"]))
+        if not real:  # a small memory, so that some cells contain no layout that fits
+            gpu = dataclasses.replace(gpu, memory=2.0 ** random.uniform(27, 32))
+        gpus, batch = random.choice([1, 2, 6, 8, 16]), 2 ** random.randint(0, 5)
+        given = gpus, 2 ** random.randint(10, 14), batch
+        cases.append([dataclasses.asdict(shape), *given, dataclasses.asdict(gpu)])
+        expected.append(program_map.layout_map(shape, *given, gpu))
+    assert {cell["fits"] for cells in expected for cell in cells} == {True, False}
+    answers = call_javascript(page, site_url, "layout_map", "layoutMap", cases)
+    for case, cells, answer in zip(cases, expected, answers, strict=True):
+        assert [
+            {name: cell[name] for name in ("tp", "pp", "fits", "name", "time", "needs")}
+            for cell in answer
+        ] == cells, case
 
 
 # For the focused control: whether it is visible, its kind, and the text that a screen reader

@@ -6,8 +6,9 @@ The parts are those that memory.py adds up. "in passing" is what its replay has 
 most above their sum, and what the planner adds for what no replay sees. A stage fits if it
 leaves the share of the GPU's memory free that the planner leaves. Changes keep the number of
 GPUs and the batch, and are timed by step_time.py: the fastest that fits is the one to try
-first. Without arguments the program also compares its state with the formulas. The page
-"Training memory calculator" has the same numbers.
+first. With --view step, the program also prints the fullest moment of every forward and
+backward pass. Without arguments the program also compares its state with the formulas. The
+page "Training memory calculator" has the same numbers.
 """
 
 import argparse
@@ -18,6 +19,7 @@ from decimal import ROUND_HALF_UP, Context
 
 from memory import Layout, closed_form, replay, stages, with_unseen
 from plan import CONSTANTS, fullest, the_gpu, the_model, why_not
+from step_memory import moments, parts_at, passes, words
 from step_time import Gpu, step_time
 from transformer import Shape, parameters
 
@@ -141,6 +143,27 @@ def facts(shape: Shape, layout: Layout, sequence: int, gpu: Gpu) -> dict[str, st
     }
 
 
+def sums(parts: dict[str, float]) -> str:
+    each = " + ".join(f"{name} {in_bytes(size)}" for name, size in parts.items() if size)
+    return f"{each} = {in_bytes(sum(parts.values()))}"
+
+
+def step_facts(
+    shape: Shape, layout: Layout, sequence: int, index: int
+) -> dict[str, str | list[str]]:
+    """The fullest moment of a step, and of each of its passes."""
+    every = moments(shape, layout, sequence, index)
+    most = max(every, key=lambda each: each[-1])
+    pieces = {
+        words(each): parts_at(each, shape, layout, sequence, index) for each in passes(every)
+    }
+    return {
+        "moment": words(most),
+        "contains": sums(pieces[words(most)]),
+        "passes": [f"{name}: {sums(parts)}" for name, parts in pieces.items()],
+    }
+
+
 def draw(shape: Shape, layout: Layout, sequence: int, gpu: Gpu) -> str:
     """The stages' parts as bars, and the line of the GPU's memory."""
     every = [parts_of(shape, layout, sequence, index) for index in range(layout.pp)]
@@ -156,12 +179,12 @@ def draw(shape: Shape, layout: Layout, sequence: int, gpu: Gpu) -> str:
             )
             x += size * scale
     bottom = 26 * len(every) + 26
-    for share, words in ((CONSTANTS["memory"]["room"], "room"), (1, in_bytes(gpu.memory))):
+    for share, text in ((CONSTANTS["memory"]["room"], "room"), (1, in_bytes(gpu.memory))):
         x = left + share * gpu.memory * scale
         dashes = ' stroke-dasharray="4 3"' if share < 1 else ""
         parts.append(
             f'<path d="M{x:.1f} 20V{bottom}" stroke="#1f2937" stroke-width="1.5"{dashes}/>'
-            f'<text x="{x:.1f}" y="14" fill="#1f2937" text-anchor="middle">{words}</text>'
+            f'<text x="{x:.1f}" y="14" fill="#1f2937" text-anchor="middle">{text}</text>'
         )
     for at, (name, colour) in enumerate(zip(every[0], COLOURS, strict=True)):
         x, y = left + at % 3 * 130, bottom + 16 + at // 3 * 18
@@ -218,6 +241,8 @@ def main() -> None:
     parser.add_argument("--recompute", choices=AGAIN, default="no", help="yes: layers")
     parser.add_argument("--gradients", choices=BYTES, default="fp32")
     parser.add_argument("--moments", choices=BYTES, default="fp32")
+    parser.add_argument("--view", choices=["stages", "step"], default="stages")
+    parser.add_argument("--stage", default="fullest", help="of --view step: its number")
     args = parser.parse_args()
     shape, gpu = the_model(args.model), the_gpu(args.gpu)
     layout = Layout(
@@ -233,6 +258,9 @@ def main() -> None:
     if reason := why_not(shape, layout, args.sequence):
         sys.exit(reason)
     said = facts(shape, layout, args.sequence, gpu)
+    index = int(said["fullest"].split()[1]) if args.stage == "fullest" else int(args.stage)
+    if not 0 <= index < layout.pp:
+        sys.exit(f"--stage is fullest, or a number from 0 to {layout.pp - 1}")
     table = compared(shape, layout, args.sequence, gpu)
     print(f"{args.model}; GPUs: {said['gpus']}; ", end="")
     print(f"sequences of {args.sequence:,} tokens a step: {said['batch']}")
@@ -240,6 +268,11 @@ def main() -> None:
     print(f"  {said['needs']}")
     print(f"room: {said['room']}: {said['verdict']}")
     print(f"by stage: {said['stages']}")
+    if args.view == "step":
+        step = step_facts(shape, layout, args.sequence, index)
+        print(f"fullest moment: stage {index}, {step['moment']}")
+        print(f"  {step['contains']}")
+        print("\n".join(step["passes"]))
     for name, cells in table["others"].items():
         mark = ", the fastest that does" * (name == table["best"])
         words = "  ".join([*(f"{each:>8}" for each in cells[:-1]), cells[-1]])

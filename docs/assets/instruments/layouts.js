@@ -69,12 +69,12 @@ export const layerElements = (s, tp, ep) => sum(layerTensors(s, tp, ep))
 
 const shardsOf = l => stage => l.zero >= stage ? l.dp * l.cp : 1
 
-const layerActivationBytes = (s, tokens, tp) => {
+export const layerActivationBytes = (s, tokens, tp) => {
   const perToken = 2 * (4 * s.hidden + 2 * attentionWidth(s) + 2 * kvWidth(s)) + 4 * s.heads + 8
   return (perToken + mlpActivationBytes(s, 1, 1)) * tokens / tp
 }
 
-const mlpActivationBytes = (s, tokens, tp) => 2 * (s.gated ? 4 : 2) * s.ffn * s.active * tokens / tp
+export const mlpActivationBytes = (s, tokens, tp) => 2 * (s.gated ? 4 : 2) * s.ffn * s.active * tokens / tp
 
 export const closedForm = (s, l, sequence, index) => {
   const stage = stages(s, l.pp)[index], tokens = l.micro_batch * sequence / l.cp
@@ -98,7 +98,7 @@ const UNIT = 512, UNITS = 2048 // in a MiB
 
 const allocator = () => {
   const pools = [[], []] // free blocks, by size and id
-  let allocated = 0, peak = 0, made = 0
+  let allocated = 0, peak = 0, top = 0, made = 0
 
   const block = (size, before, after, pool) => ({ size, id: ++made, before, after, free: true, pool })
   const at = (free, size, id) => {
@@ -130,7 +130,8 @@ const allocator = () => {
     }
     taken.free = false
     allocated += taken.size
-    peak = Math.max(peak, allocated)
+    top = Math.max(top, allocated)
+    peak = Math.max(peak, top)
     return taken
   }
 
@@ -151,13 +152,18 @@ const allocator = () => {
       put(each)
     }
   }
-  return { make, drop, peak: () => peak * UNIT }
+  const take = () => { // the most since the last call
+    const most = Math.max(top, allocated) * UNIT
+    top = 0
+    return most
+  }
+  return { make, drop, take, peak: () => peak * UNIT }
 }
 
 // ---- memory.py: three steps of one rank under 1F1B; the bytes allocated at most
 
-export const replay = (s, l, sequence, index) => {
-  const { make, drop, peak } = allocator(), t = l.tp, stage = stages(s, l.pp)[index]
+export const replay = (s, l, sequence, index, note = () => {}) => {
+  const { make, drop, take, peak } = allocator(), t = l.tp, stage = stages(s, l.pp)[index]
   const ahead = Math.ceil(flying(l, index) - 1), tokens = l.micro_batch * sequence / l.cp
   const whole = 2 * tokens * s.hidden, x = whole / t, q = 2 * tokens * attentionWidth(s) / t
   const kv = 4 * tokens * kvWidth(s) / t, f = 2 * tokens * s.ffn * s.active / t
@@ -262,11 +268,14 @@ export const replay = (s, l, sequence, index) => {
       }
       layers.push(kept)
       at = after
+      note("forward", take)
     }
     if (!stage.head) return [layers, at, null]
     const normed = make(x)
     gathered("gather")
-    return [layers, at, [normed, instead(2 * logits, instead(2 * logits, make(logits)))]]
+    const loss = [normed, instead(2 * logits, instead(2 * logits, make(logits)))]
+    note("head forward", take)
+    return [layers, at, loss]
   }
 
   const backward = ([layers, at, loss]) => {
@@ -277,6 +286,7 @@ export const replay = (s, l, sequence, index) => {
       drop(dLogits, normed)
       gradient = instead(x, all, at)
       made = bucket(ends, made)
+      note("head backward", take)
     } else gradient = instead(x, at)
     for (let kept of layers.reverse()) {
       if (l.recompute === "layer") {
@@ -286,6 +296,7 @@ export const replay = (s, l, sequence, index) => {
       }
       const [next, ours] = layerBackward(kept, gradient)
       gradient = next
+      note("backward", take)
       if (l.zero === 3) drop(...ours)
       else made.push(...bucket(sum(layer), ours))
     }
@@ -295,6 +306,7 @@ export const replay = (s, l, sequence, index) => {
     }
     drop(gradient, leaving, ...made)
     leaving = null
+    if (stage.embedding) note("embedding", take)
   }
 
   const ddp = l.zero === 0 && l.dp > 1, ranks = l.dp * l.cp, shared = shardsOf(l), all = sum(tensors)
@@ -303,6 +315,7 @@ export const replay = (s, l, sequence, index) => {
   make(l.gradient_bytes * all / shared(2))
   make(4 * all / shared(1))
   for (let step = 0; step < (l.zero ? 3 : 2); step++) {
+    note("step", take)
     const queue = upTo(ahead).map(forward)
     for (let i = Math.min(l.micro_batches - ahead, 3); i > 0; i--) {
       queue.push(forward())
@@ -325,6 +338,7 @@ export const replay = (s, l, sequence, index) => {
       drop(...flat)
     }
   }
+  note("optimizer", take)
   return peak()
 }
 

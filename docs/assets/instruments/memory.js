@@ -1,5 +1,5 @@
 // "Training memory calculator": the stages of a layout, part by part, as snippets/planner/rank_memory.py adds them up.
-import { digits, embedded, inBytes, inSeconds, instrument, joined, picture, upTo, widthOf } from "./base.js"
+import { computing, digits, embedded, inBytes, inSeconds, instrument, joined, picture, upTo, widthOf } from "./base.js"
 import {
   ask, bars, closedForm, flying, gcd, gpuIn, gpusOf, layoutOf, memory, over, powers, replay, shapeIn, stages, stepTime, tables, total, whyNot, withUnseen,
 } from "./layouts.js"
@@ -68,6 +68,9 @@ export const facts = (s, l, sequence, gpu, every = memoryOfStages(s, l, sequence
   }
 }
 
+// The memory of a stage along a step, for the worker.
+export const step = async (...given) => (await import("./step_memory.js")).step(...given)
+
 // ---- the page
 
 const BYTES = { fp32: 4, bf16: 2 }
@@ -100,11 +103,16 @@ export const controls = [
     text: value => ({ no: "nothing", mlp: "MLPs", yes: "every layer" })[value] },
   { name: "gradients", label: "format of the gradients", options: () => Object.keys(BYTES), first: "fp32" },
   { name: "moments", label: "format of Adam's moments", options: () => Object.keys(BYTES), first: "fp32" },
+  { name: "view", label: "picture", options: () => ["stages", "step"], first: "stages", main: true,
+    text: view => ({ stages: "every stage", step: "one stage over time" })[view] },
+  { name: "stage", label: "stage over time", options: ({ view, pp }) => view === "step" ? ["fullest", ...upTo(pp)] : ["fullest"], first: "fullest",
+    text: stage => stage === "fullest" ? "the fullest stage" : `stage ${stage}` },
 ]
 
 const presets = [
   { name: "Llama 3 70B on 256 H100", values: {} },
   { name: "Llama 3 8B on 8 H100", values: { model: "llama-3-8b", dp: 8, tp: 1, pp: 1, zero: 3, "micro-batches": 8 } },
+  { name: "One stage over time", values: { view: "step" } },
   { name: "Llama 3 405B on 1,024 H100", values: { model: "llama-3-405b", dp: 8, tp: 8, pp: 16, "micro-batches": 64 } },
 ]
 
@@ -114,31 +122,65 @@ const layoutIn = ({ dp, pp, tp, cp, ep, zero, ...state }) => layoutOf({
 })
 
 export const start = place => {
-  const { svg, list, compare, output } = picture("One change each, on as many GPUs and with the same batch",
-    ["change", "fullest stage", "a step", "room"])
+  const { svg, list, compare, output } = picture("Single changes, with the same GPUs and the same batch",
+    ["change", "memory of the fullest stage", "time of a step", "does it fit?"])
+  let made, drawStep, pick // shows the parts of a pass
+  const press = found => {
+    const stage = found?.dataset.tip.match(/^stage (\d+)/)
+    if (stage) made.change({ view: "step", stage: Number(stage[1]) })
+    else if (found) pick?.(Number(found.dataset.pass))
+  }
+  svg.addEventListener("click", ({ target }) => press(target.closest("[data-tip]")))
+  svg.addEventListener("keydown", ({ key }) => key === "Enter" && press(svg.querySelector(".tipped")))
+
   const show = (state, tell) => {
     const question = [shapeIn(state), layoutIn(state), state.sequence, gpuIn(state)]
-    ask(import.meta.url, place, ["memoryOfStages", ...question], every => {
-      const said = facts(...question, every), where = said.fullest.split(" of")[0].replace("s", "S")
-      const totals = every.map(total), size = gpuIn(state).memory, { room } = memory, longest = Math.max(size, ...totals)
+    pick = null
+    if (state.view === "step" && !drawStep) {
+      computing(place, "picture")
+      import("./step_memory.js").then(module => {
+        ({ drawStep } = module)
+        made.change()
+      })
+    } else ask(import.meta.url, place, ["memoryOfStages", ...question], every => {
+      const said = facts(...question, every), totals = every.map(total), size = gpuIn(state).memory, { room } = memory
+      const known = [["GPUs", said.gpus], ["sequences in a step", said.batch], ["fullest stage", said.fullest], ["needs", said.needs],
+        ["limit", said.room], ["result", said.verdict]]
+      const most = said.fullest.match(/\d+/)[0], needs = joined(`Stage ${most} needs ${said.needs.split(" = ")[1]}: ${said.verdict}.`)
+      const others = before => {
+        tell(before)
+        if (embedded(place)) return // its table is not shown
+        ask(import.meta.url, place, ["compared", ...question], ({ others, best }) => {
+          compare(others, "as it is", best, 2, "fastest")
+          const next = !best ? "No single change makes it fit." : best === "as it is" ? "No single change that fits is faster."
+            : joined(`The fastest single change that fits is “${best}”: ${others[best][0]}, and ${others[best][1]} for a step.`)
+          tell(`${before} ${next}`)
+        }, "table")
+      }
+      if (state.view === "step") {
+        const index = state.stage === "fullest" ? Number(most) : state.stage
+        ask(import.meta.url, place, ["step", ...question.slice(0, 3), index], found => {
+          const draw = chosen => {
+            const { moment, contains } = found.groups[chosen] ?? found
+            drawStep(svg, widthOf(place), found, index, room * size, size, chosen)
+            list([[chosen === undefined ? "fullest moment" : "chosen moment", `stage ${index}, ${moment}`], ["contains", contains], ...known])
+            return joined(chosen === undefined ? `Stage ${index} needs the most memory in the ${moment}: ${contains.split(" = ")[1]}.` : `Stage ${index}, ${moment}: ${contains}.`)
+          }
+          others(draw())
+          pick = chosen => tell(draw(chosen))
+        })
+        return
+      }
+      const longest = Math.max(size, ...totals)
       bars(svg, widthOf(place), every.map((parts, i) => [`stage ${i}`, inBytes(totals[i]), parts]), longest, inBytes,
         [[room * size, `${Math.round(100 * room)}%\u00a0`, "end dashed"], [size, `\u00a0${inBytes(size)}`, size < 0.8 * longest ? "start" : ""]])
       svg.setAttribute("aria-label", `A bar for each of ${every.length} stages, cut into its parts, and a line at the GPU's memory. Their lengths from stage 0 on: ${said.stages}.`)
-      list([["GPUs", said.gpus], ["sequences a step", said.batch], ["fullest", said.fullest], ["needs", said.needs],
-        ["room", said.room], ["verdict", said.verdict]])
-      const needs = joined(`${where} needs ${said.needs.split(" = ")[1]}: ${said.verdict}.`)
-      tell(needs)
-      if (embedded(place)) return // its table is not shown
-      ask(import.meta.url, place, ["compared", ...question], ({ others, best }) => {
-        compare(others, "as it is", best, 2, "fastest")
-        const next = !best ? "No single change makes it fit." : best === "as it is" ? "No change that fits is faster."
-          : `Fastest that fits: ${best}, ${others[best][0]}, ${others[best][1]} a step.`
-        tell(`${needs} ${next}`)
-      }, "table")
+      list(known)
+      others(needs)
     })
     return ["python rank_memory.py", ...controls.map(({ name }) => `--${name} ${state[name]}`)].join(" ")
   }
-  instrument(place, { controls, presets, show, output, demo: { name: "zero", beat: 1500 } })
+  made = instrument(place, { controls, presets, show, output, demo: { name: "zero", beat: 1500 } })
 }
 
 for (const place of globalThis.document?.querySelectorAll("#memory.instrument") ?? []) start(place) // and none in a worker

@@ -1,5 +1,5 @@
 // The search of snippets/planner/plan.py, and what it prints.
-import { element, instrument, joined, picture, upTo, widthOf } from "./base.js"
+import { computing, drawing, element, instrument, joined, picture, upTo, widthOf } from "./base.js"
 import {
   ask, bars, closedForm, flopsPerToken, gcd, GIB, gpuIn, gpusOf, layoutOf, memory, over, powers, recomputed, replay, shapeIn, stepTime,
   tables, total, traffic, whyNot, withUnseen,
@@ -7,7 +7,7 @@ import {
 
 // ---- numbers as Python writes them: halves go to the even digit
 
-const fixed = (x, n = 0) => {
+export const fixed = (x, n = 0) => {
   const [whole, rest] = x.toFixed(40).split("."), half = /^50*$/.test(rest.slice(n))
   return half && Number((whole + rest.slice(0, n)).at(-1)) % 2 === 0 ? `${whole}${n ? "." : ""}${rest.slice(0, n)}` : x.toFixed(n)
 }
@@ -38,7 +38,7 @@ const layouts = (s, gpus, sequence, batch, gpu) => {
   return made
 }
 
-const fullestOf = (s, l, sequence) => {
+export const fullestOf = (s, l, sequence) => {
   const some = s.layers % l.pp ? [0, 1, l.pp - 1] : [0, l.pp - 1]
   const [stage, allocated] = [...new Set(some)].map(i => [i, replay(s, l, sequence, i)])
     .sort((a, b) => b[1] - a[1])[0]
@@ -51,9 +51,13 @@ const CLOSE = 6, NEAREST = 3 // 3 of the 6 that nearly fit are shown
 
 const again = ({ layout }) => recomputed.indexOf(layout.recompute)
 
+// All layouts, fastest first.
+export const timedLayouts = (s, gpus, sequence, batch, gpu) => layouts(s, gpus, sequence, batch, gpu)
+  .map(layout => ({ layout, step: stepTime(s, layout, sequence, gpu) }))
+  .sort((a, b) => a.step.seconds - b.step.seconds || a.layout.zero - b.layout.zero || again(a) - again(b))
+
 const search = (s, gpus, sequence, batch, gpu, wanted) => {
-  const timed = layouts(s, gpus, sequence, batch, gpu).map(layout => ({ layout, step: stepTime(s, layout, sequence, gpu) }))
-  timed.sort((a, b) => a.step.seconds - b.step.seconds || a.layout.zero - b.layout.zero || again(a) - again(b))
+  const timed = timedLayouts(s, gpus, sequence, batch, gpu)
   const fit = [], rejected = [], room = memory.room * gpu.memory
   const weighed = each => (each.fullest = fullestOf(s, each.layout, sequence)).needed
   for (const each of timed) {
@@ -68,7 +72,7 @@ const search = (s, gpus, sequence, batch, gpu, wanted) => {
   return { fit, nearest, count: timed.length }
 }
 
-const called = l => `DP ${l.dp} PP ${l.pp}${l.virtual > 1 ? `×${l.virtual}` : ""} TP ${l.tp}${l.cp > 1 ? ` CP ${l.cp}` : ""}` +
+export const called = l => `DP ${l.dp} PP ${l.pp}${l.virtual > 1 ? `×${l.virtual}` : ""} TP ${l.tp}${l.cp > 1 ? ` CP ${l.cp}` : ""}` +
   `${l.ep > 1 ? ` EP ${l.ep}` : ""} b ${l.micro_batch}${["", " ZeRO-1", " ZeRO-2", " FSDP"][l.zero]}${{ "": "", mlp: " recompute MLP", layer: " recompute" }[l.recompute]}`
 
 const remedy = (part, l) => {
@@ -110,6 +114,9 @@ export const plan = (s, gpus, sequence, batch, gpu, wanted) => {
     nearest: nearest.map(each => whyRejected(each, gpu)),
   }
 }
+// The numbers of the map, for the worker: later imports are not needed for the first result.
+export const map = async (...given) => (await import("./layout_map.js")).layoutMap(...given)
+
 // ---- the page
 
 const tokens = n => n < 2 ** 20 ? `${n / 2 ** 10}K` : `${n / 2 ** 20}M`
@@ -135,55 +142,67 @@ const presets = [
 ]
 
 export const start = place => {
-  const { svg, table, list, output } = picture("Layouts that fit", COLUMNS), body = table.querySelector("tbody")
-  let known, found, now, say
-  const heads = [...table.querySelectorAll("th")]
-  body.addEventListener("click", async ({ target }) => {
+  const { box, svg: strips } = drawing("Seconds of a step by activity")
+  const cards = element("ol", { class: "instrument-cards" })
+  const { svg, table, list, output } = picture("Fastest layout for each TP and PP", COLUMNS, { below: [cards, box] })
+  table.remove()
+  let made, tools, known, found, cells, now, say
+  cards.addEventListener("click", async ({ target }) => {
     if (!target.value) return
     const { name, layout } = found.rows[target.value], { launch } = await import("./launch.js")
     const text = launch(now.emit, now.model, shapeIn(now), layout, now.sequence, gpuIn(now), name)
     if (text.startsWith("--emit: ")) return say(text.slice(8))
-    navigator.clipboard?.writeText(text).then(() => say(`The launch line of ${name} is copied.`), () => say(text))
+    navigator.clipboard?.writeText(text).then(() => say(`The launch command of ${name} is copied.`), () => say(text))
   })
 
   const draw = state => {
     const { rows, first, nearest, count } = found, by = COLUMNS.indexOf(state.sort), down = by === 1 || by === 2 ? -1 : 1
     const order = upTo(rows.length).sort((a, b) => down * (number(rows[a].cells[by]) - number(rows[b].cells[by])))
-    heads.forEach((head, i) => i === by ? head.setAttribute("aria-sort", down < 0 ? "descending" : "ascending") : head.removeAttribute("aria-sort"))
-    body.replaceChildren(...order.flatMap(i => [
-      element("tr", {}, element("th", { scope: "rowgroup", colspan: 4 }, `${i + 1} · ${rows[i].name}`),
-        element("td", {}, element("button", { type: "button", value: i, "aria-label": `Copy the launch line of layout ${i + 1}` }, "Copy"))),
-      element("tr", {}, ...rows[i].cells.map(text => element("td", {}, joined(text))))]))
+    const { drawMap, inWords } = tools
+    cards.replaceChildren(...order.map(i => element("li", {}, element("b", {}, inWords(rows[i].layout)),
+      element("dl", {}, ...COLUMNS.map((name, k) => element("div", {}, element("dt", {}, name), element("dd", {}, joined(rows[i].cells[k]))))),
+      element("button", { type: "button", value: i, class: "md-button", "aria-label": `Copy the launch command of layout ${i + 1}` }, "Copy launch command"))))
+    if (cells) drawMap(svg, widthOf(place), cells)
+    box.hidden = !rows.length
     if (rows.length) {
-      bars(svg, widthOf(place), order.map(i => [`layout ${i + 1}`, rows[i].cells[0], rows[i].parts]), Math.max(...rows.map(row => number(row.cells[0]))), x => `${fixed(x, 2)} s`)
-    } else {
-      svg.replaceChildren()
-      svg.setAttribute("height", 0)
+      bars(strips, widthOf(place), order.map((i, k) => [`layout ${k + 1}`, rows[i].cells[0], rows[i].parts]), Math.max(...rows.map(row => number(row.cells[0]))), x => `${fixed(x, 2)} s`)
     }
-    svg.setAttribute("aria-label", `A bar for each layout: a step's seconds by part. ${first.at(-1)?.join(": ") ?? ""}`)
+    strips.setAttribute("aria-label", `A bar for each layout: a step's seconds by activity. ${first.at(-1)?.join(": ") ?? ""}`)
     const none = `none of ${count} layouts fits; plan.py says what would`
     list([["found", rows.length ? `${rows.length} of ${count} layouts` : none], ...first,
       ...nearest.slice(0, 1).map(line => ["nearest that does not fit", line])])
-    const { name, cells } = rows[order[0]] ?? {}
-    say(rows.length ? `The ${rows.length} fastest that fit, of ${count} layouts. First by ${state.sort}: ${name}, ${joined(cells[0])}, ${joined(cells[4])}.` : none)
+    const { layout, cells: values } = rows[order[0]] ?? {}
+    say(rows.length ? `${order[0] ? `First by ${state.sort}` : "The fastest layout that fits"}: ${inWords(layout)}. A step takes ${joined(values[0])}, and a GPU needs ${joined(values[4])}.`
+      : `None of the ${count} layouts fits.`)
   }
 
   const show = (state, tell) => {
     const { model, gpu, gpus, sequence, batch, emit, top } = state
-    const question = ["plan", shapeIn(state), gpus, sequence, over(batch, sequence), gpuIn(state), top]
+    const task = [shapeIn(state), gpus, sequence, over(batch, sequence), gpuIn(state)], key = JSON.stringify([task, top])
     now = state
     say = tell
-    if (known === JSON.stringify(question)) draw(state)
+    if (!tools) {
+      computing(place, "picture")
+      import("./layout_map.js").then(module => {
+        tools = module
+        made.change()
+      })
+    } else if (known === key) draw(state)
     else {
-      ask(import.meta.url, place, question, answer => {
-        known = JSON.stringify(question)
+      ask(import.meta.url, place, ["plan", ...task, top], answer => {
+        known = key
         found = answer
+        cells = null
         draw(state)
+        ask(import.meta.url, place, ["map", ...task], answer => {
+          cells = answer
+          draw(state)
+        })
       })
     }
     return `python plan.py --model ${model} --gpus ${gpus} --gpu ${gpu} --sequence ${sequence} --batch ${batch} --top ${top} --emit ${emit}`
   }
-  instrument(place, { controls, presets, show, output, demo: { name: "gpus", values: [64, 128, 256, 512, 1024], beat: 3000 } })
+  made = instrument(place, { controls, presets, show, output, demo: { name: "gpus", values: [64, 128, 256, 512, 1024], beat: 3000 } })
 }
 
 for (const place of globalThis.document?.querySelectorAll("#planner.instrument") ?? []) start(place)
