@@ -324,7 +324,7 @@ export const start = place => {
     const stalls = said.still === "no" ? "" : said.spacing === "none" ? ` After ${after}, the sum is infinite.` : half
       ? ` The sum stops after ${after}. There the next number is ${said.spacing} away, and a term is at most half of this step.`
       : ` The sum stops after ${after}, at the largest number of this format.`
-    tell(`${said.number} is stored as ${said.stored} in ${name}, with a relative error of ${said.lost}. The sum of ${times} such number${times === 1 ? "" : "s"} is ${said.sum}, and the exact sum is ${said.exact}.${stalls}`)
+    tell(`${said.number} is stored as ${said.stored} in ${name}, with a relative error of ${said.lost}. The sum of ${times} such number${times === 1 ? "" : "s"} is ${said.sum}, and the exact sum is ${said.exact}.${stalls}${block ? ` The block has ${said.block}.` : ""}`)
     svg.setAttribute("aria-label", `${said.stored} on a line between its neighbours ${said.below} and ${said.above}, and the sum of ${times} terms, which ends at ${said.sum} where the exact one ends at ${said.exact}.`)
     list([["stored number", said.stored], ["relative error", said.lost], ["bits", said.bits], ["value of the bits", said.says],
       ["scale", said.scale], ["neighbours", `below ${said.below}, above ${said.above}`], ["block", said.block],

@@ -155,7 +155,7 @@ const draw = (svg, width, state, said) => {
     const flat = intensity >= ridge, low = flat ? up + 24 + 15 * step++ : Math.max(up + 5, above + 14)
     above = Math.max(above, low)
     const end = flat && at > width - 100, from = flat ? at + (end ? -4 : 4) : at + 22
-    const full = `${name}: ${said.rate}`, long = 6.8 * full.length
+    const full = `${name}: ${said.rate}`, long = 7.6 * full.length
     const words = chosen && (end ? from - long > middle : from + long < (low < foot - 44 ? width : middle)) ? full : name
     if (flat) out.push(`<path d="M${at.toFixed(1)} ${up.toFixed(1)}V${(low - 2).toFixed(1)}" class="line"/>`)
     else if (low > up + 8) out.push(`<path d="M${at.toFixed(1)} ${up.toFixed(1)}L${(from - 2).toFixed(1)} ${(low - 4).toFixed(1)}" class="line"/>`)
@@ -176,8 +176,9 @@ export const start = place => {
   const show = (state, tell) => {
     said = facts(...caseOf(state))
     const { gpu, model, point, batch } = state, sequences = `${batch} sequence${batch === 1 ? "" : "s"}`
+    const size = { batch: sequences, context: `${state.context} tokens in each sequence`, tokens: `${state.tokens} rows` }[SIZE[point]]
     draw(svg, widthOf(place), state, said)
-    tell(`${said.bound === "memory" ? "Memory" : "Arithmetic"} limits ${point}: it computes ${said.intensity} FLOPs per byte, and the ridge of this GPU is at ${said.ridge}. It needs at least ${said.least}. With ${sequences} in the batch, decode generates at most ${said.tokens} tokens/s. Memory for weights and caches: ${said.held}.`)
+    tell(`${said.bound === "memory" ? "Memory" : "Arithmetic"} limits ${point}${size ? ` with ${size}` : ""}: it computes ${said.intensity} FLOPs per byte, and the ridge of this GPU is at ${said.ridge}. It needs at least ${said.least}. With ${sequences} in the batch, decode generates at most ${said.tokens} tokens/s. Memory for weights and caches: ${said.held}.`)
     svg.setAttribute("aria-label", `The roof of ${gpuName(gpu)}: a slope to ${said.ridge} FLOPs per byte, then level. On it: ${
       Object.entries(said.others).map(([name, [intensity]]) => `${name} at ${intensity}`).join(", ")}.`)
     list([["FLOPs and bytes", `${said.flops}, ${said.bytes}`], ["arithmetic intensity", `${said.intensity} FLOP/byte`], ["ridge of the GPU", `${said.ridge} FLOP/byte`],
