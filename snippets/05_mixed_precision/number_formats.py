@@ -103,6 +103,11 @@ def neighbour(y: float, f: Format, by: int) -> float:
 # --8<-- [end:plain]
 
 
+def step(y: float, f: Format) -> float:
+    """Return the distance from y to the next number of the format that is farther from 0."""
+    return 2.0 ** (octave(y, f) - f.m) if math.isfinite(y) else math.nan
+
+
 # --8<-- [start:blocks]
 def scales(values: list[float], name: str) -> tuple[list[float], float]:
     """The scale of each block, and the factor of them all (NVFP4's; 1 in MXFP4)."""
@@ -210,13 +215,15 @@ def facts(text: str, name: str, scale: int, times: int, rest: list[float]) -> di
     for other, g in FORMATS.items():
         element, _, each = stored(x, rest, other, scale)
         if other in BLOCKS:  # products are summed in fp32
-            total, terms = repeated(rounded(each, FORMATS["fp32"]), FORMATS["fp32"], times)
+            g, divisor = FORMATS["fp32"], 1.0
+            element = rounded(each, g)
         else:
-            total, terms = repeated(element, g, times)
-            total /= 2.0**scale
-        others[other] = [written(each), lost(x, each), written(total)]
+            divisor = 2.0**scale
+        total, terms = repeated(element, g, times)
+        stops = f"after {terms} terms" if 0 < terms < times else "no"
+        others[other] = [written(each), lost(x, each), written(total / divisor), stops]
         if other == name:
-            still = terms if terms < times else 0
+            spacing = step(total, g) / divisor
     block = "none"
     scaled = f"2^{scale}"
     if name in BLOCKS and math.isfinite(x):
@@ -240,7 +247,8 @@ def facts(text: str, name: str, scale: int, times: int, rest: list[float]) -> di
         "block": block,
         "sum": others[name][2],
         "exact": written(x * times),
-        "still": f"after {still} terms" if still else "no",
+        "still": others[name][3],
+        "spacing": "none" if math.isnan(spacing) else written(spacing),
         "others": others,
     }
 
@@ -274,6 +282,7 @@ def check() -> int:
             assert decode(pattern % width, f) == y
             above = neighbour(y, f, 1)
             assert math.isnan(above) or (above > y and neighbour(above, f, -1) in (y, math.nan))
+            assert y < 0 or not math.isfinite(above) or above - y == step(y, f)
     precise = torch.randn(4000, generator=random, dtype=torch.float64)
     assert [rounded(v, FORMATS["fp32"]) for v in precise.tolist()] == precise.float().tolist()
     for number, pattern in zip(near.tolist(), near.view(torch.int32).tolist(), strict=True):
@@ -283,7 +292,11 @@ def check() -> int:
         total = torch.zeros((), dtype=types[name])
         for _ in range(1000):
             total += torch.tensor(0.1, dtype=types[name])
-        assert repeated(rounded(0.1, FORMATS[name]), FORMATS[name], 1000)[0] == total
+        term = rounded(0.1, FORMATS[name])
+        assert repeated(term, FORMATS[name], 1000)[0] == total
+        end, terms = repeated(term, FORMATS[name], 4096)  # a sum stops at half a step
+        steps = [step(total, FORMATS[name]) for total in (end / 2, end)]
+        assert terms < 4096 and steps[0] / 2 < term <= steps[1] / 2
 
     elements = [decode(p, E2M1) for p in range(16)]
     for _ in range(60):
@@ -331,9 +344,10 @@ def main() -> None:
     print(
         f"{args.times} of them: {said['sum']}, exactly {said['exact']}, stalls: {said['still']}"
     )
-    print("format           stored       lost  sum")
-    for name, (value, share, total) in said["others"].items():
-        print(f"{name:6} {value:>16} {share:>10}  {total}")
+    print(f"step to the next number at the end of the sum: {said['spacing']}")
+    print("format           stored       lost             sum  stalls")
+    for name, (value, share, total, stops) in said["others"].items():
+        print(f"{name:6} {value:>16} {share:>10} {total:>15}  {stops}")
     if len(sys.argv) == 1:
         print(f"{check():,} roundings as torch's, or as a search over all elements")
 

@@ -75,6 +75,17 @@ def least(flops: float, moved: float, gpu: dict) -> float:
 # --8<-- [end:points]
 
 
+def weight_bytes(s: Shape) -> float:
+    """Return the bytes of all weights, with an embedding that is not shared."""
+    return 2 * (products(s) + (0 if s.tied else s.hidden * s.vocabulary))
+
+
+def sequences_that_fit(s: Shape, c: int, gpu: dict) -> int:
+    """Return how many caches of c tokens the memory of the GPU holds next to the weights."""
+    free = gpu["memory_gib"] * UNITS["GiB"] - weight_bytes(s)
+    return max(0, math.floor(free / (c * cache_bytes(s))))
+
+
 def digits(x: float) -> str:
     """Three significant digits, and all of those before the point."""
     if x >= 1000:
@@ -108,10 +119,8 @@ def facts(gpu: str, model: str, point: str, b: int, c: int, m: int, n: int) -> d
         others[name] = [digits(flops / moved), f"{rate} TFLOP/s", in_seconds(seconds)]
         if name == point:
             share, work, traffic, waits = flops / seconds / device["flops"], flops, moved, bound
-    held = 2 * (products(s) + (0 if s.tied else s.hidden * s.vocabulary)) + b * c * cache_bytes(
-        s
-    )
-    room = device["memory_gib"] * UNITS["GiB"]
+    weights, caches = weight_bytes(s), b * c * cache_bytes(s)
+    memory = device["memory_gib"] * UNITS["GiB"]
     ceiling = (2 * products(s) + scores(s, 1, c)) / (c * cache_bytes(s))
     return {
         "ridge": digits(device["flops"] / device["bandwidth"]),
@@ -124,7 +133,9 @@ def facts(gpu: str, model: str, point: str, b: int, c: int, m: int, n: int) -> d
         "share": f"{digits(100 * share)}%",
         "tokens": digits(b / least(*points(s, b, c, m, n)["decode"], device)),
         "ceiling": digits(ceiling),
-        "held": f"{in_bytes(held)} of {device['memory_gib']} GiB{', too much' * (held > room)}",
+        "held": f"{in_bytes(weights + caches)} of {device['memory_gib']} GiB"
+        + ", too much" * (weights + caches > memory),
+        "fits": f"{sequences_that_fit(s, c, device)} sequences",
         "others": others,
     }
 
@@ -175,6 +186,9 @@ def check() -> int:
         assert at["fused attention"] == (at["plain attention"][0], 4 * q.nbytes)
         for gpu in GPUS.values():
             ridge = gpu["flops"] / gpu["bandwidth"]
+            fits, memory = sequences_that_fit(s, c, gpu), gpu["memory_gib"] * UNITS["GiB"]
+            sizes = [weight_bytes(s) + (fits + more) * cache.nbytes / b for more in (0, 1)]
+            assert sizes[1] > memory and (sizes[0] <= memory or fits == 0)
             for flops, moved in at.values():
                 compared += 1
                 roof = min(gpu["flops"], flops / moved * gpu["bandwidth"])
@@ -207,6 +221,7 @@ def main() -> None:
     print(f", {said['share']} of the peak")
     print(f"decode of {args.model}: at most {said['tokens']} tokens/s, and whatever the batch,")
     print(f"{said['ceiling']} FLOP/byte; weights and caches {said['held']}")
+    print(f"the memory is large enough for {said['fits']}")
     print("operation        FLOP/byte       at most   least time")
     for name, (intensity, rate, time) in said["others"].items():
         print(f"{name:15} {intensity:>10} {rate:>13} {time:>12}")

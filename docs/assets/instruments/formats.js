@@ -58,6 +58,9 @@ const neighbour = (y, f, by) => {
   return place < 0 ? -found : found
 }
 
+// The distance to the next number that is farther from zero.
+const step = (y, f) => Number.isFinite(y) ? 2 ** (octave(y, f) - f.m) : NaN
+
 // ---- a block, whose elements share a scale
 
 const top = values => Math.max(...values.map(Math.abs))
@@ -141,13 +144,14 @@ export const facts = (text, name, scale, times, rest) => {
   const [bits, says] = name in BLOCKS && Number.isNaN(y) ? ["none", "nan"] : parts(encode(y, f), f)
   const beside = by => written(neighbour(y, f, by) * unit).replace("nan", "none")
   const others = {}
-  let still = 0
+  let spacing
   for (const other of Object.keys(FORMATS)) {
     const [, , value] = stored(x, rest, other, scale)
     const [term, g, divisor] = terms(x, rest, other, scale)
     const totals = series(term, g, times)
-    others[other] = [written(value), lost(x, value), written(totals.at(-1) / divisor)]
-    if (other === name && totals.length <= times) still = totals.length - 1
+    const stops = totals.length > 1 && totals.length <= times ? `after ${totals.length - 1} terms` : "no"
+    others[other] = [written(value), lost(x, value), written(totals.at(-1) / divisor), stops]
+    if (other === name) spacing = step(totals.at(-1), g) / divisor
   }
   let block = "none", scaled = `2^${scale}`
   if (name in BLOCKS && Number.isFinite(x)) {
@@ -162,7 +166,7 @@ export const facts = (text, name, scale, times, rest) => {
     "number": written(x), "stored": others[name][0], "lost": others[name][1], bits, says,
     "below": beside(-1), "above": beside(1),
     "scale": scaled, block, "sum": others[name][2], "exact": written(x * times),
-    "still": still ? `after ${still} terms` : "no", others,
+    "still": others[name][3], "spacing": written(spacing).replace("nan", "none"), others,
   }
 }
 
@@ -172,9 +176,9 @@ const DECIMAL = "[+-]?(\\d+\\.?\\d*|\\.\\d+)(e[+-]?\\d{1,2})?"
 const number = new RegExp(`^(${DECIMAL}|0x[0-9a-f]{1,8}|[+-]?inf|nan)$`)
 const numbers = new RegExp(`^(${DECIMAL}( +(?=.)|$)){0,31}$`)
 export const controls = [
-  { name: "number", label: "number, or its bits as 0x…", valid: text => number.test(text), first: "0.1", main: true },
+  { name: "number", label: "number, or its bits, such as 0x3dcd", valid: text => number.test(text), first: "0.1", main: true },
   { name: "format", label: "format", options: () => Object.keys(FORMATS), first: "bf16", main: true },
-  { name: "scale", label: "multiplied by a scale of", first: 0, slider: true, text: k => joined(`2^${k}`),
+  { name: "scale", label: "scale that multiplies the number", first: 0, slider: true, text: k => joined(`2^${k}`),
     options: state => state.format in BLOCKS ? [0] : upTo(49).map(k => k - 24) },
   { name: "times", label: "number of terms in the sum", options: () => upTo(13).map(k => 2 ** k), first: 1024, slider: true, main: true },
   { name: "block", label: "other numbers in its block, up to 31", valid: text => numbers.test(text), wide: "wide",
@@ -201,7 +205,7 @@ const line = (width, x, y, f, unit) => {
   const out = [path(`M0 50H${width}`, "line")]
   const edge = (v, side) => Number.isFinite(v) ? place((v + at) / 2) : side
   const [from, to] = [edge(low, 0), edge(high, width)]
-  out.push(`<rect x="${from.toFixed(1)}" y="42" width="${(to - from).toFixed(1)}" height="16" class="live"/>`)
+  out.push(`<rect x="${from.toFixed(1)}" y="42" width="${(to - from).toFixed(1)}" height="16" class="live" data-tip="all numbers in this band are stored as ${written(at)}"/>`)
   for (const v of [low, at, high]) {
     if (!Number.isFinite(v)) continue
     out.push(`<rect x="${(place(v) - 12).toFixed(1)}" y="36" width="24" height="28" class="grip" data-tip="${v === at ? "stored" : "neighbour"}: ${written(v)}"/>`,
@@ -214,40 +218,83 @@ const line = (width, x, y, f, unit) => {
   return out.join("")
 }
 
-// The running sum, under the exact one.
-const sums = (width, above, x, [term, f, divisor], times) => {
-  const totals = series(term, f, times).map(t => t / divisor), exact = x * times
-  const tall = 110, left = 2, across = width - left - 4
-  const ends = [exact, ...totals].filter(Number.isFinite)
-  const most = Math.max(0, ...ends), least = Math.min(0, ...ends), span = most - least || 1
-  const at = (i, v) => `${(left + i / times * across).toFixed(1)} ${(above + (most - v) / span * tall).toFixed(1)}`
-  const by = Math.max(1, Math.floor(totals.length / 300))
-  const points = totals.map((v, i) => [i, v]).filter(([i, v]) => Number.isFinite(v) && (i % by === 0 || i === totals.length - 1))
-  const [, still] = points.at(-1)
-  return [label(left, above - 10, "start soft", `${times} terms: exact, and added one after the other`),
-    path(`M${at(0, 0)}H${left + across}`, "line"),
-    Number.isFinite(exact) ? path(`M${at(0, 0)}L${at(times, exact)}`, "arc") : "",
-    path(`M${points.map(([i, v]) => at(i, v)).join("L")}L${at(times, still)}`, "arc far"),
-  ].join("")
+// ---- values on an axis
+
+const LEFT = 54
+const tick = v => Math.abs(v) >= 1e5 ? Number(v.toPrecision(3)).toExponential().replace("+", "") : written(v, 3)
+const ticks = (least, most) => { // at most five round values
+  const raw = (most - least) / 3 || 1, unit = 10 ** Math.floor(Math.log10(raw))
+  const by = unit * [1, 2, 5, 10].findLast(k => k * unit <= raw * 1.01)
+  return upTo(9).map(k => (Math.ceil(least / by - 0.01) + k) * by).filter(v => v <= most + by / 100)
 }
 
-// The values of the block: outlined as given, filled as stored.
+// The running sum, the exact one, and the place where the running sum stops.
+const sums = (width, above, x, [term, f, divisor], times, name) => {
+  const totals = series(term, f, times).map(t => t / divisor), exact = x * times, stops = totals.length - 1
+  const tall = 110, across = width - LEFT - 10, foot = above + tall
+  const ends = [exact, ...totals].filter(Number.isFinite)
+  const most = Math.max(0, ...ends), least = Math.min(0, ...ends), span = most - least || 1
+  const along = i => LEFT + i / times * across, up = v => above + (most - v) / span * tall
+  const at = (i, v) => `${along(i).toFixed(1)} ${up(v).toFixed(1)}`
+  const by = Math.max(1, Math.floor(totals.length / 300))
+  const points = totals.map((v, i) => [i, v]).filter(([i, v]) => Number.isFinite(v) && (i % by === 0 || i === totals.length - 1))
+  const [, still] = points.at(-1), stalled = stops > 0 && stops < times
+  const out = []
+  const key = (x, y, kind, words) => out.push(path(`M${x} ${y - 4}h18`, `${kind} thick`), label(x + 24, y, "start", words))
+  key(LEFT, above - 26, "arc", `exact sum: ${written(exact)}`)
+  key(LEFT, above - 10, "arc far", `one after the other in ${name in BLOCKS ? "fp32" : name}: ${written(totals.at(-1))}`)
+  for (const v of ticks(least, most)) {
+    out.push(path(`M${LEFT} ${up(v).toFixed(1)}H${width - 10}`, "line"), label(LEFT - 6, up(v) + 4, "end soft", tick(v)))
+  }
+  for (const i of new Set([0, times / 4, times / 2, 3 * times / 4, times])) {
+    if (!Number.isInteger(i)) continue
+    out.push(path(`M${along(i).toFixed(1)} ${foot}v4`, "line"))
+    if (width > 500 || i !== 3 * times / 4) out.push(label(along(i), foot + 16, i === times ? "end soft" : "soft", i === times ? `${i} terms` : i))
+  }
+  if (stalled) out.push(`<rect x="${along(stops).toFixed(1)}" y="${above}" width="${(width - 10 - along(stops)).toFixed(1)}" height="${tall}" class="stop"/>`)
+  out.push(Number.isFinite(exact) ? path(`M${at(0, 0)}L${at(times, exact)}`, "arc thick") : "",
+    path(`M${points.map(([i, v]) => at(i, v)).join("L")}L${at(times, still)}`, "arc far thick"))
+  if (stalled) {
+    const end = totals.at(-1), words = Number.isFinite(end) ? `stops after ${stops} term${stops === 1 ? "" : "s"}` : `infinite after ${stops} terms`
+    const right = along(stops) + 6.2 * words.length < width, level = up(still)
+    out.push(`<circle cx="${along(stops).toFixed(1)}" cy="${level.toFixed(1)}" r="5" class="handle"/>`,
+      label(right ? along(stops) + 7 : width - 12, level > foot - 24 ? level - 9 : level + 18, `${right ? "start" : "end"} chosen halo`, words))
+  }
+  for (const i of new Set(upTo(9).map(k => Math.round(k * times / 8)))) {
+    const v = totals[Math.min(i, stops)]
+    if (Number.isFinite(v)) out.push(`<circle cx="${along(i).toFixed(1)}" cy="${up(v).toFixed(1)}" r="12" class="grip" data-tip="after ${i} terms: ${written(v)}, exactly ${written(x * i)}"/>`)
+  }
+  return out.join("")
+}
+
+// The values of the block: outlined as given, filled as stored, over the numbers that can be stored.
 const bars = (width, above, values, name) => {
-  const kept = blockStored(values, name), size = BLOCKS[name], half = 42, axis = above + half
-  const most = top([...values, ...kept]) || 1, pitch = Math.min(40, width / values.length)
+  const kept = blockStored(values, name), size = BLOCKS[name], half = 46, axis = above + half
+  const most = top([...values, ...kept]) || 1, pitch = Math.min(40, (width - LEFT - 4) / values.length)
+  const [each, factor] = scales(values, name), left = i => LEFT + i * pitch
   const bar = (i, v, kind, tip = "") => {
     const tall = Math.abs(v) / most * half
-    return `<rect x="${(i * pitch + 1).toFixed(1)}" y="${(v < 0 ? axis : axis - tall).toFixed(1)}" width="${(pitch - 3).toFixed(1)}" height="${tall.toFixed(1)}" class="${kind}"${tip}/>`
+    return `<rect x="${(left(i) + 1).toFixed(1)}" y="${(v < 0 ? axis : axis - tall).toFixed(1)}" width="${(pitch - 3).toFixed(1)}" height="${tall.toFixed(1)}" class="${kind}"${tip}/>`
   }
-  return [label(0, above - 8, "start soft", `the block: as given, and as stored${values.length > size ? `; a scale for each ${size}` : ""}`),
-    path(`M0 ${axis}H${width}`, "line"),
-    ...values.length > size ? [path(`M${size * pitch - 0.5} ${above}V${above + 2 * half}`, "line")] : [],
-    ...values.map((v, i) => bar(i, kept[i], i ? "live" : "op-B") + bar(i, v, "frame given", ` data-tip="given ${written(v)}, stored ${written(kept[i])}"`))].join("")
+  const out = [label(0, above - 10, "start", `block: numbers (outlines), and what is stored (filled)`)]
+  for (const [k, scale] of each.entries()) {
+    const unit = scale * factor, from = left(k * size).toFixed(1), to = (left(Math.min(values.length, (k + 1) * size)) - 2).toFixed(1)
+    for (const element of [-6, -4, -3, -2, -1.5, -1, -0.5, 0, 0.5, 1, 1.5, 2, 3, 4, 6]) {
+      const y = axis - element * unit / most * half
+      if (!unit && element || y < above - 1 || y > above + 2 * half + 1) continue
+      out.push(path(`M${from} ${y.toFixed(1)}H${to}`, element ? "line" : "thin"))
+      if (k === 0 && element % 3 === 0) out.push(label(LEFT - 6, y + 4, "end soft", tick(element * unit)))
+    }
+  }
+  return out.join("") + values.map((v, i) =>
+    bar(i, kept[i], i ? "live" : "op-B") + bar(i, v, "frame given", ` data-tip="given ${written(v)}, stored ${written(kept[i])}"`)).join("")
 }
 
 export const start = place => {
   const row = element("div", { class: "instrument-bits", role: "group", "aria-label": "Bits that you can flip" })
-  const { svg, list, compare, output } = picture("All formats", ["format", "stored", "lost", "sum"], { above: [row] })
+  const key = element("p", { class: "instrument-bits" }, "Press a bit to flip it: ",
+    ...["sign", "exponent", "mantissa"].map(kind => element("span", {}, element("b", { class: kind }), ` ${kind} `)))
+  const { svg, list, compare, output } = picture("The number in all formats", ["format", "stored number", "relative error", "sum", "terms until it stops"], { above: [row, key] })
   const bits = upTo(32).map(i => {
     const made = element("button", { type: "button" })
     made.addEventListener("click", () => flip(i))
@@ -268,16 +315,22 @@ export const start = place => {
       made.setAttribute("aria-label", `${pattern[i]}, ${kind}${i ? joined(` 2^${f.e - i}`) : ""}`)
       made.style.color = inkOn(made)
     })
+    key.hidden = said.bits === "none"
     const width = widthOf(place), block = name in BLOCKS && Number.isFinite(x)
-    fill(svg, width, block ? 340 : 230, line(width, x, y, f, unit) + sums(width, 114, x, terms(x, rest, name, scale), times)
-      + (block ? bars(width, 250, [x, ...rest], name) : ""))
-    const stalls = said.still === "no" ? "" : ` It stands still ${said.still}.`
-    tell(`${said.number} is ${said.stored} in ${name}: ${said.lost} is lost. ${times} of them add up to ${said.sum}, exactly ${said.exact}.${stalls}`)
+    const [term, g, divisor] = terms(x, rest, name, scale)
+    fill(svg, width, block ? 392 : 262, line(width, x, y, f, unit) + sums(width, 128, x, [term, g, divisor], times, name)
+      + (block ? bars(width, 296, [x, ...rest], name) : ""))
+    const after = said.still.replace("after ", "").replace(/^1 terms/, "1 term"), half = Math.abs(term) <= step(series(term, g, times).at(-1), g) / 2
+    const stalls = said.still === "no" ? "" : said.spacing === "none" ? ` After ${after}, the sum is infinite.` : half
+      ? ` The sum stops after ${after}. There the next number is ${said.spacing} away, and a term is at most half of this step.`
+      : ` The sum stops after ${after}, at the largest number of this format.`
+    tell(`${said.number} is stored as ${said.stored} in ${name}, with a relative error of ${said.lost}. The sum of ${times} such number${times === 1 ? "" : "s"} is ${said.sum}, and the exact sum is ${said.exact}.${stalls}${block ? ` The block has ${said.block}.` : ""}`)
     svg.setAttribute("aria-label", `${said.stored} on a line between its neighbours ${said.below} and ${said.above}, and the sum of ${times} terms, which ends at ${said.sum} where the exact one ends at ${said.exact}.`)
-    list([["stored", said.stored], ["lost", said.lost], ["bits", said.bits], ["they say", said.says],
+    list([["stored number", said.stored], ["relative error", said.lost], ["bits", said.bits], ["value of the bits", said.says],
       ["scale", said.scale], ["neighbours", `below ${said.below}, above ${said.above}`], ["block", said.block],
-      [`sum of ${times}`, said.sum], ["exact sum", said.exact], ["stands still", said.still]])
-    compare(said.others, name)
+      [`sum of ${times} terms`, said.sum], ["exact sum", said.exact], ["sum stops", said.still], ["step at the end of the sum", said.spacing]])
+    compare(Object.fromEntries(Object.entries(said.others).map(([other, [value, error, total, stops]]) =>
+      [other, [value, error, total, stops.replace(/after | terms/g, "").replace("no", "–")]])), name)
     return ["python number_formats.py", `--number=${state.number}`, `--format ${name}`, `--scale ${scale}`,
       `--times ${times}`, `--block="${state.block}"`].join(" ")
   }
