@@ -17,7 +17,8 @@ export const draggable = (svg, move) => {
 }
 
 // Play, Step back and Step before the slider `name` in `bar`; draw(part) shows part of the way to its next value.
-export const player = (place, bar, name, made, last, draw) => {
+// A step lasts `least` ms or more.
+export const player = (place, bar, name, made, last, draw, least = 100) => {
   const { state, change, button } = made
   let timer = 0, loop = false
   const stop = () => {
@@ -34,7 +35,7 @@ export const player = (place, bar, name, made, last, draw) => {
       timer = setTimeout(() => { change({ [name]: 0 }); run() }, 2000)
       return
     }
-    const beat = Math.max(100, Math.min(1200, 9000 / last()))
+    const beat = Math.max(least, Math.min(1200, 9000 / last()))
     if (still()) { // no motion: one picture after the other
       timer = setTimeout(next, beat)
       return
