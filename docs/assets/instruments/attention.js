@@ -179,7 +179,7 @@ const moved = (s, tile, before) => {
 }
 
 // The tiles of Q, K, V and O in the memory, and the one on the chip. Between two steps (part > 0) tiles move.
-const draw = (svg, width, s, part = 0) => {
+const draw = (svg, width, s, part = 0, brief = false) => {
   const out = []
   const put = (tag, attributes, text = "") => out.push(`<${tag} ${Object.entries(attributes)
     .map(([name, value]) => `${name}="${typeof value === "number" ? +value.toFixed(2) : value}"`).join(" ")}>${text}</${tag}>`)
@@ -188,7 +188,7 @@ const draw = (svg, width, s, part = 0) => {
   const next = part ? computed[s.step] : undefined, done = new Set(finished.map(String))
   const { query, columns, states } = followed(s, now), said = facts(s)
 
-  const wide = width >= 700, strip = width < 480 ? 12 : 16, gap = width < 480 ? 14 : 44
+  const wide = width >= 700, strip = width < 480 ? 12 : 16, gap = width < 480 ? 14 : wide && width < 740 ? 20 : 44
   const side = Math.min(200, width - gap - 4 * strip - 132), most = Math.min(100, width - gap - 4 * strip - 56 - side)
   const memory = side + 2 * strip + 28, chip = most + 2 * strip + 28, foot = 66 + 2 * (strip - 16) + side
   const at = token => token / s.sequence * side, grown = n => most * (0.32 + 0.17 * Math.log2(n / 32))
@@ -315,9 +315,10 @@ const draw = (svg, width, s, part = 0) => {
   }
 
   const below = foot + 44, half = (width - 28) / 2
-  let height
-  if (wide) {
-    const x = x0 + chip + 28
+  let height = 0
+  if (brief) height = foot + 26 // the two places only
+  else if (wide) {
+    const x = x0 + chip + 20
     height = graph(x, bytes(x, 13, width - x) + 28, width - x)
   } else if (width >= 480) height = Math.max(bytes(0, below, half), graph(half + 28, below, half))
   else height = graph(0, bytes(0, below, width) + 18, width)
@@ -332,25 +333,25 @@ const draw = (svg, width, s, part = 0) => {
 }
 
 export const start = place => {
-  const bar = element("div", { class: "instrument-foot" })
+  const bar = element("div", { class: "instrument-foot" }), brief = place.dataset.gallery !== undefined
   const { svg, list, compare, output } = picture("The followed query after each tile",
     ["keys", "largest score", "maximum", "factor", "sum", "output"])
   const show = (state, tell) => {
     const said = facts(state)
-    draw(svg, widthOf(place), state)
+    draw(svg, widthOf(place), state, 0, brief)
     const [, m, shrink, total, out] = said.history[said.now]
     tell(`${said.done} tiles are done. The last one has ${said.tile}. It moved these bytes: ${said["this tile"]}. For query ${said.query}, the earlier output is multiplied by ${shrink}. The maximum is now ${m}, the sum ${total}, and the output ${out}.`)
     svg.setAttribute("aria-label", `Two places. In the memory are the matrices Q, K, V and O, cut into tiles. On the chip is one tile of each, and one tile of scores. ${said.done} tiles are done; the last has ${said.tile}. Tiles have moved ${said.read} to the chip and ${said.written} back. Plain attention moves ${said["plain bytes"]}.`)
     list([["tiles done", said.done], ["last tile", said.tile], ["bytes of this tile", said["this tile"]],
       ["read so far", said.read], ["written so far", said.written], ["bytes of all tiles", said.bytes],
-      ["bytes of plain attention", `${said["plain bytes"]}, ${said.ratio} times as many`],
+      ["bytes of plain attention", `${said["plain bytes"]}, ${said.ratio} times as much`],
       ["tiles that the mask leaves", said.tiles], ["output, divided by the sum", said.output], ["plain output, of all keys", said["plain output"]],
       ["FLOPs per byte", said.intensity], ["bytes on the chip", said.chip]])
     compare(said.history, said.now)
     return ["python attention_in_tiles.py", ...controls.map(({ name }) => `--${name} ${state[name]}`)].join(" ")
   }
   const made = instrument(place, { controls, presets, show, output, bar })
-  player(place, bar, "step", made, () => count(made.state), part => draw(svg, widthOf(place), made.state, part), 500)
+  player(place, bar, "step", made, () => count(made.state), part => draw(svg, widthOf(place), made.state, part, brief), 500)
 }
 
 for (const place of document.querySelectorAll("#attention.instrument")) start(place)

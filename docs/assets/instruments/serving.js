@@ -198,7 +198,7 @@ const drawRun = (put, width, s, run, moment) => {
   const x = at => Math.max(0, (at - from) / span * width)
   const all = run.requests.filter(r => r.arrival <= moment && r.events.at(-1)[0] >= from)
   const stateOf = r => r.events.findLast(([at]) => at <= moment)[1]
-  const [waiting, done] = ["queue", "done"].map(state => all.filter(r => stateOf(r) === state).slice(-ROWS))
+  const [waiting, done] = ["queue", "done"].map(state => all.filter(r => stateOf(r) === state))
   const running = all.filter(r => ["prefill", "decode"].includes(stateOf(r)))
   const first = waiting.slice(0, Math.max(6, ROWS - running.length)), now = running.slice(first.length - ROWS)
   const shown = new Set([...now, ...first, ...done.slice(Math.min(done.length, done.length + now.length + first.length - ROWS))])
@@ -257,13 +257,13 @@ const drawWaits = (put, x0, top, width, s, run, mine, moment) => {
   const x = (value, from, across) => from + Math.max(0, Math.min(1, Math.log(value / low) / Math.log(high / low))) * across
   put("text", { x: x0, y: top + 11, class: "start chosen" }, `${percent(mine.kept, s.requests)} of requests in time`)
   put("text", { x: x0, y: top + 28, class: "start soft" }, `goodput: ${digits(mine.goodput)} requests/s`)
-  const across = beside ? width : (width - 24) / 2
+  const across = beside ? width : (width - 14) / 2
   const strips = [["time to first token", mine.ttft, mine.ttft99, s.ttft, r => r.first - r.arrival],
     [beside ? "longest gap between tokens" : "longest token gap", mine.gap, mine.gap99, s.gap, r => r.worst]]
   strips.forEach(([title, half, most, limit, wait], k) => {
-    const from = beside ? x0 : k * (across + 24), y = top + (beside ? 46 + 92 * k : 46), tall = 32, edge = x(1e6 * limit, from, across)
+    const from = beside ? x0 : k * (across + 14), y = top + (beside ? 46 + 92 * k : 46), tall = 32, edge = x(1e6 * limit, from, across)
     put("text", { x: from, y: y + 6, class: "start" }, title)
-    put("text", { x: from, y: y + 21, class: "start soft" }, `half: ${time(half)}, 99%: ${time(most)}`)
+    put("text", { x: from, y: y + 21, class: "start soft" }, `half ${time(half)}, 99% ${time(most)}`)
     put("rect", { x: from, y: y + 27, width: across, height: tall, class: "node", "data-tip":
       `${title}: half of the requests need at most ${time(half)}, and 99% need at most ${time(most)}. The limit is ${limit} ms.` })
     put("rect", { x: edge, y: y + 27, width: from + across - edge, height: tall, class: "live", style: "pointer-events: none" })
@@ -316,7 +316,7 @@ const drawCurves = (put, width, top, s, every) => {
   return y0 + tall + 34
 }
 
-const draw = (svg, second, width, s, part) => {
+const draw = (svg, second, width, s, part, brief) => {
   const run = serve(s, s.rate), moment = run.clock * (s.at + part) / 200
   const out = []
   const put = (tag, attributes, text = "") => out.push(`<${tag} ${Object.entries(attributes)
@@ -324,9 +324,9 @@ const draw = (svg, second, width, s, part) => {
   const every = measured(s, LOADS), beside = width >= 560, across = beside ? width - 214 : width
   const cache = drawRun(put, across, s, run, moment)
   const end = drawCache(put, across, cache, s, serve(s, s.rate, moment)) - 14
-  const foot = drawWaits(put, beside ? across + 24 : 0, beside ? 0 : end, beside ? 190 : width, s, run, every[s.rate], moment)
+  const foot = brief && !beside ? 0 : drawWaits(put, beside ? across + 24 : 0, beside ? 0 : end, beside ? 190 : width, s, run, every[s.rate], moment)
   fill(svg, width, Math.max(foot, end), out.splice(0).join(""))
-  if (part) return // the curves do not move
+  if (part || brief) return // the curves do not move
   fill(second, width, drawCurves(put, width, 10, s, every), out.join(""))
 }
 
@@ -338,25 +338,25 @@ export const start = async place => {
     await new Promise(done => setTimeout(done))
   }
 
-  const bar = element("div", { class: "instrument-foot" }), { svg: second, box } = drawing("Waiting times and goodput at all loads")
-  const { svg, list, compare, output } = picture("The same server at all loads",
-    ["requests/s", "tokens/s", "TTFT, median", "TTFT, p99", "longest gap, p99", "goodput"], { below: [box] })
+  const brief = place.dataset.gallery !== undefined, bar = element("div", { class: "instrument-foot" }), { svg: second, box } = drawing("Waiting times and goodput at all loads")
+  const { svg, list, compare, output } = picture("The same server at all loads (requests per second)",
+    ["load", "tokens/s", "TTFT, median", "TTFT, p99", "gap, p99", "goodput"], { below: [box] })
   const show = (state, tell) => {
     const s = { ...FIXED, ...state }, said = facts(s, LOADS)
-    draw(svg, second, widthOf(place), s, 0)
+    draw(svg, second, widthOf(place), s, 0, brief)
     tell(`With ${s.rate} requests per second, ${said.kept} of the requests are in time, and the server generates ${said.throughput}. Requests after ${said.moment}: ${said.now}.`)
     svg.setAttribute("aria-label", `A row for each request shows when it waits, when its prompt is processed, and when its answer is generated. Requests now: ${said.now}. Below, the KV cache: ${said.blocks} blocks are taken. The waiting times of all requests: ${said.kept} are in time.`)
     second.setAttribute("aria-label", `Curves over the load. With ${s.rate} requests per second, the time to first token is ${said.ttft} (median and 99th percentile). Goodput is highest with ${said.best} requests per second.`)
-    list([["in time", said.kept], ["throughput", said.throughput], ["time to first token", `${said.ttft} (median and 99th percentile)`],
-      ["longest gap", `${said.gap} (median and 99th percentile)`], ["preemptions", said.again],
+    list([["in time", said.kept], ["throughput", said.throughput], ["TTFT, median and p99", said.ttft],
+      ["longest gap, median and p99", said.gap], ["preemptions", said.again],
       ["requests now", said.now], ["blocks taken", said.blocks], ["of these filled", said.filled]])
-    compare(said.loads, String(s.rate), said.best, 4, "highest")
+    compare(said.loads, String(s.rate), said.best, 4, "best")
     return ["python serving_load.py", ...Object.entries(s).map(([name, value]) => `--${name} ${value}`)].join(" ")
   }
   const made = instrument(place, { controls, presets, show, output, bar })
   place.querySelector(".instrument-controls")?.after(bar) // the load comes first
   second.addEventListener("click", ({ target }) => target.dataset.load && made.change({ rate: Number(target.dataset.load) }))
-  player(place, bar, "at", made, () => 200, part => draw(svg, second, widthOf(place), { ...FIXED, ...made.state }, part))
+  player(place, bar, "at", made, () => 200, part => draw(svg, second, widthOf(place), { ...FIXED, ...made.state }, part, brief))
 }
 
 for (const place of document.querySelectorAll("#serving.instrument")) start(place)
