@@ -142,6 +142,16 @@ def crossed(s: Settings, done: list[Tile]) -> tuple[int, int]:
     return read, written
 
 
+def moves(s: Settings, computed: list[Tile], k: int) -> list[list[str]]:
+    """The matrices of which the k-th tile reads a part, and those of which it writes one."""
+    i, j = computed[k]
+    last_i, last_j = computed[k - 1] if k else (-1, -1)
+    if s["order"] == "queries-outside":
+        ends_row = k + 1 == len(computed) or computed[k + 1][0] != i
+        return [["Q"] * (i != last_i) + ["K", "V"], ["O"] * ends_row]
+    return [["Q", *("KV" if j != last_j else ""), *("O" if j else "")], ["O"]]
+
+
 def plain_bytes(s: Settings) -> dict[str, int]:
     """What each operator of plain attention reads and writes, in bf16."""
     n, d = s["sequence"], s["width"]
@@ -209,7 +219,7 @@ def facts(s: Settings) -> dict:
             whole(largest), whole(m), power(before, m), digits(total), digits(out)
         ]  # fmt: skip
     read, written = crossed(s, done)
-    before = crossed(s, done[:-1])
+    new = [a - b for a, b in zip((read, written), crossed(s, done[:-1]), strict=True)]
     in_all = sum(crossed(s, computed))
     by_plain = sum(plain_bytes(s).values())
     flops = 0
@@ -227,7 +237,8 @@ def facts(s: Settings) -> dict:
         "plain output": digits(plain(s, query)),
         "read": in_bytes(read),
         "written": in_bytes(written),
-        "this tile": f"{in_bytes(read - before[0])} read, {in_bytes(written - before[1])} written",
+        "this tile": f"{in_bytes(new[0])} read, {in_bytes(new[1])} written",
+        "moves": moves(s, computed, s["step"] - 1),
         "bytes": in_bytes(in_all),
         "plain bytes": in_bytes(by_plain),
         "ratio": digits(by_plain / in_all),
@@ -273,15 +284,14 @@ def check() -> int:
                 assert state[2] / state[1] == plain(s, query)  # to the last bit
                 assert math.isclose(state[2] / state[1], truth[query], rel_tol=1e-12)
                 rows += 1
-            for k in range(1, len(computed)):  # a tile that stays is not read again
-                old, new = (crossed(s, computed[:end]) for end in (k, k + 1))
+            for k in range(len(computed)):  # what a tile moves has the bytes that are counted
                 (first, last), (left, right) = ends(s, computed[k])
-                rows_of, keys_of = last + 1 - first, right + 1 - left
-                if computed[k][0] == computed[k - 1][0] and order == ORDERS[0]:
-                    assert new[0] - old[0] == 4 * 16 * keys_of
-                elif computed[k][1] == computed[k - 1][1] and order == ORDERS[1]:
-                    again = (2 * 16 + 8) * rows_of * (left > 0)
-                    assert new[0] - old[0] == 2 * 16 * rows_of + again
+                a, b = 2 * 16 * (last + 1 - first), 2 * 16 * (right + 1 - left)
+                numbers = 4 * (last + 1 - first) * (1 if order == ORDERS[0] else 2)
+                size = {"Q": a, "K": b, "V": b, "O": a + numbers}
+                old, new = (crossed(s, computed[:end]) for end in (k, k + 1))
+                for before, after, names in zip(old, new, moves(s, computed, k), strict=True):
+                    assert after - before == sum(size[name] for name in names)
             read, written = crossed(s, computed)
             passes, d = -(-n // (r if order == ORDERS[0] else c)), 16
             if mask == "none" and order == ORDERS[0]:
@@ -348,7 +358,8 @@ def main() -> None:
     for keys, cells in said["history"].items():
         print(f"{keys:>10}", *(f"{each:>10}" for each in cells), sep="")
     print(f"output, divided: {said['output']}; plain, of all keys: {said['plain output']}")
-    print(f"this tile: {said['this tile']}; so far: {said['read']} read, {said['written']} written")
+    print(f"this tile: {said['this tile']}; ", end="")
+    print(f"so far: {said['read']} read, {said['written']} written")
     print(
         f"in all: {said['bytes']}; plain: {said['plain bytes']}, {said['ratio']} times as much"
     )

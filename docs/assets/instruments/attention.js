@@ -90,6 +90,13 @@ export const crossed = (s, done) => {
   return [read, written]
 }
 
+// The matrices of which the k-th tile reads a part, and those of which it writes one.
+const moves = (s, computed, k) => {
+  const [i, j] = computed[k], [lastI, lastJ] = computed[k - 1] ?? [-1, -1]
+  if (s.order === "queries-outside") return [[...i === lastI ? [] : ["Q"], "K", "V"], i === computed[k + 1]?.[0] ? [] : ["O"]]
+  return [["Q", ...j === lastJ ? [] : ["K", "V"], ...j ? ["O"] : []], ["O"]]
+}
+
 const plainBytes = s => {
   const n = s.sequence, d = s.width
   const elements = { "scale": 2 * n * d, "QKᵀ": 2 * n * d + n * n,
@@ -132,6 +139,7 @@ export const facts = s => {
     "read": inBytes(read),
     "written": inBytes(written),
     "this tile": `${inBytes(read - readBefore)} read, ${inBytes(written - writtenBefore)} written`,
+    "moves": moves(s, computed, s.step - 1),
     "bytes": inBytes(inAll),
     "plain bytes": inBytes(byPlain),
     "ratio": digits(byPlain / inAll),
@@ -168,16 +176,6 @@ const presets = [
   { name: "loop over keys outside", values: { order: "keys-outside" } },
 ]
 
-// Which matrices a tile moves, after the tile before it.
-const moved = (s, tile, before) => {
-  const [i, j] = tile, inside = s.order === ORDERS[0]
-  const ends = tiles(s).findLast(each => each[0] === i)[1] === j
-  return {
-    read: [...inside && before?.[0] === i ? [] : ["Q"], ...!inside && before?.[1] === j ? [] : ["K", "V"], ...inside || !j ? [] : ["O"]],
-    written: !inside || ends,
-  }
-}
-
 // The tiles of Q, K, V and O in the memory, and the one on the chip. Between two steps (part > 0) tiles move.
 const draw = (svg, width, s, part = 0, brief = false) => {
   const out = []
@@ -211,7 +209,7 @@ const draw = (svg, width, s, part = 0, brief = false) => {
     put("rect", { x, y: 0.5, width: wideness - 1, height: foot + 24, rx: 6, class: "held" })
     label(x + 8, 15, words, "start")
   }
-  const tile = next ?? now, { read, written } = moved(s, tile, computed[computed.indexOf(tile) - 1])
+  const tile = next ?? now, [read, [written]] = moves(s, computed, computed.indexOf(tile))
   const parts = ["Q", "K", "V", "O"]
   for (const name of parts) {
     const lengthwise = "KV".includes(name)
@@ -332,6 +330,10 @@ const draw = (svg, width, s, part = 0, brief = false) => {
   fill(svg, width, height + 12, out.join(""))
 }
 
+const toldMoves = ({ moves: [read, written], ...said }) =>
+  `It read ${inWords(read)}${written.length ? " and wrote O" : ""} (${said["this tile"]}).`
+const inWords = names => [names.slice(0, -1).join(", "), names.at(-1)].filter(Boolean).join(" and ")
+
 export const start = place => {
   const bar = element("div", { class: "instrument-foot" }), brief = place.dataset.gallery !== undefined
   const { svg, list, compare, output } = picture("The followed query after each tile",
@@ -340,7 +342,7 @@ export const start = place => {
     const said = facts(state)
     draw(svg, widthOf(place), state, 0, brief)
     const [, m, shrink, total, out] = said.history[said.now]
-    tell(`${said.done} tiles are done. The last one has ${said.tile}. It moved these bytes: ${said["this tile"]}. For query ${said.query}, the earlier output is multiplied by ${shrink}. The maximum is now ${m}, the sum ${total}, and the output ${out}.`)
+    tell(`${said.done} tiles are done. The last one has ${said.tile}. ${toldMoves(said)} For query ${said.query}, the earlier output is multiplied by ${shrink}. The maximum is now ${m}, the sum ${total}, and the output ${out}.`)
     svg.setAttribute("aria-label", `Two places. In the memory are the matrices Q, K, V and O, cut into tiles. On the chip is one tile of each, and one tile of scores. ${said.done} tiles are done; the last has ${said.tile}. Tiles have moved ${said.read} to the chip and ${said.written} back. Plain attention moves ${said["plain bytes"]}.`)
     list([["tiles done", said.done], ["last tile", said.tile], ["bytes of this tile", said["this tile"]],
       ["read so far", said.read], ["written so far", said.written], ["bytes of all tiles", said.bytes],
