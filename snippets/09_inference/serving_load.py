@@ -236,6 +236,7 @@ def facts(s: Settings, loads: Sequence[int]) -> dict:
     moment = mine["clock"] * s["at"] // 200
     now = serve(s, s["rate"], moment)
     prefills = sum(r.left() > 1 for r in now.running)
+    decodes = len(now.running) - prefills
     waits = sum(r.arrival <= now.clock for r in now.waiting)
     blocks, held = sum(r.blocks for r in now.running), sum(r.length for r in now.running)
     filled = percent(held, blocks * s["block"]) if blocks else "none"
@@ -247,7 +248,7 @@ def facts(s: Settings, loads: Sequence[int]) -> dict:
         "kept": percent(mine["kept"], s["requests"]),
         "again": f"{mine['preempted']} ({mine['again']} tokens computed again)",
         "moment": f"{in_seconds(moment / 1e9)} of {in_seconds(mine['clock'] / 1e9)}",
-        "now": f"{waits} waiting, {prefills} in prefill, {len(now.running) - prefills} in decode",
+        "now": f"{waits} waiting, {prefills} in prefill, {decodes} in decode",
         "blocks": f"{blocks} of {s['cache'] // s['block']}",
         "filled": filled,
         "loads": {
