@@ -342,7 +342,7 @@ export const start = place => {
     const said = facts(state)
     draw(svg, widthOf(place), state, 0, brief)
     const [, m, shrink, total, out] = said.history[said.now]
-    tell(`${said.done} tiles are done. The last one has ${said.tile}. ${toldMoves(said)} For query ${said.query}, the earlier output is multiplied by ${shrink}. The maximum is now ${m}, the sum ${total}, and the output ${out}.`)
+    tell(`${said.done} tiles are done. The last one has ${said.tile}. ${toldMoves(said)} ${shrink === "0" ? `This is the first tile of query ${said.query}.` : `For query ${said.query}, the earlier output is multiplied by ${shrink}.`} The maximum is now ${m}, the sum ${total}, and the output ${out}.`)
     svg.setAttribute("aria-label", `Two places. In the memory are the matrices Q, K, V and O, cut into tiles. On the chip is one tile of each, and one tile of scores. ${said.done} tiles are done; the last has ${said.tile}. Tiles have moved ${said.read} to the chip and ${said.written} back. Plain attention moves ${said["plain bytes"]}.`)
     list([["tiles done", said.done], ["last tile", said.tile], ["bytes of this tile", said["this tile"]],
       ["read so far", said.read], ["written so far", said.written], ["bytes of all tiles", said.bytes],
