@@ -349,6 +349,35 @@ def test_serving_results_equal_those_of_the_program(page: Page, site_url: str) -
         assert answer == load.facts(*case), case
 
 
+def test_a_click_on_the_curves_chooses_the_load(page: Page, site_url: str) -> None:
+    open_instrument(page, site_url, "serving")
+    assert "99.5% of the requests are in time" in page.inner_text("#serving [role=status]")
+    page.locator('#serving [data-load="8"]').first.click()
+    assert page.locator("#serving-rate").get_attribute("aria-valuetext") == "8"
+    assert "47.5% of the requests are in time" in page.inner_text("#serving [role=status]")
+    assert "47.5% of requests in time" in page.locator("#serving svg").first.text_content()
+
+
+def test_the_number_of_tiles_grows_when_a_tile_is_done(page: Page, site_url: str) -> None:
+    page.emulate_media(reduced_motion="no-preference")
+    open_instrument(page, site_url, "attention", "?sequence=512&rows=512&columns=512&step=1")
+    assert page.locator("#attention .op-B").count()  # the output is written
+    open_instrument(page, site_url, "attention", "?step=7")
+    picture, status = page.locator("#attention svg").first, "#attention [role=status]"
+    first = page.inner_text(status)
+    assert first.startswith("7 of 64 tiles are done.") and "read K and V (" in first
+    page.get_by_role("button", name="Play").click()
+    page.wait_for_function(  # the next tiles are on their way
+        "svg => svg.querySelectorAll('.frame:not(path)').length === 1",
+        arg=picture.element_handle(),
+    )
+    page.wait_for_function(
+        f"document.querySelector('{status}').textContent.startsWith('8 of 64')"
+    )
+    assert "read K and V and wrote O (" in page.inner_text(status)
+    page.get_by_role("button", name="Stop").click()
+
+
 def test_tiles_equal_those_of_the_program(page: Page, site_url: str) -> None:
     tiles, random, cases = program("attention"), Random(0), []
     while len(cases) < 400:

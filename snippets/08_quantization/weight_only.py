@@ -141,8 +141,10 @@ def main() -> None:
     times = {name: milliseconds(run) for name, run in runs.items()}
     for name, milliseconds_per_row in times.items():
         print(f"{name:14} ≈{milliseconds_per_row:.2f} ms a row of x")
-    for bits in ("int8", "int4"):  # only a kernel that writes no floats to memory is fast
-        assert times[f"{bits}, torch's"] < times[f"{bits}, ours"] / 2
+    # Only a kernel that writes no floats to memory is fast. torch has it only for vector units.
+    if torch.backends.cpu.get_cpu_capability() != "DEFAULT":
+        for bits in ("int8", "int4"):
+            assert times[f"{bits}, torch's"] < times[f"{bits}, ours"] / 2
     for bits in ("int8", "int4"):
         ours, theirs = runs[f"{bits}, ours"](), runs[f"{bits}, torch's"]()
         torch.testing.assert_close(theirs, ours, rtol=0.02, atol=0.02)

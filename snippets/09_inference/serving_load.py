@@ -236,6 +236,7 @@ def facts(s: Settings, loads: Sequence[int]) -> dict:
     moment = mine["clock"] * s["at"] // 200
     now = serve(s, s["rate"], moment)
     prefills = sum(r.left() > 1 for r in now.running)
+    decodes = len(now.running) - prefills
     waits = sum(r.arrival <= now.clock for r in now.waiting)
     blocks, held = sum(r.blocks for r in now.running), sum(r.length for r in now.running)
     filled = percent(held, blocks * s["block"]) if blocks else "none"
@@ -245,9 +246,9 @@ def facts(s: Settings, loads: Sequence[int]) -> dict:
         "ttft": f"{times['ttft']} and {times['ttft99']}",
         "gap": f"{times['gap']} and {times['gap99']}",
         "kept": percent(mine["kept"], s["requests"]),
-        "again": f"{mine['preempted']}, {mine['again']} tokens again",
+        "again": f"{mine['preempted']} ({mine['again']} tokens computed again)",
         "moment": f"{in_seconds(moment / 1e9)} of {in_seconds(mine['clock'] / 1e9)}",
-        "now": f"{waits} wait, {prefills} prefill, {len(now.running) - prefills} decode",
+        "now": f"{waits} waiting, {prefills} in prefill, {decodes} in decode",
         "blocks": f"{blocks} of {s['cache'] // s['block']}",
         "filled": filled,
         "loads": {
@@ -349,7 +350,7 @@ def main() -> None:
     said = facts(s, LOADS)
     print(f"{s['rate']} requests/s: {said['throughput']}, {said['kept']} in time")
     print(f"first token, p50 and p99: {said['ttft']}; longest gap of an answer: {said['gap']}")
-    print(f"preempted: {said['again']}")
+    print(f"preemptions: {said['again']}")
     print(f"after {said['moment']}: {said['now']}")
     print(f"blocks: {said['blocks']}, {said['filled']} filled")
     print("requests/s  tokens/s  TTFT p50       p99   gap p99   goodput")

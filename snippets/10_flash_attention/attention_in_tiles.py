@@ -142,6 +142,16 @@ def crossed(s: Settings, done: list[Tile]) -> tuple[int, int]:
     return read, written
 
 
+def moves(s: Settings, computed: list[Tile], k: int) -> list[list[str]]:
+    """The matrices of which the k-th tile reads a part, and those of which it writes one."""
+    i, j = computed[k]
+    last_i, last_j = computed[k - 1] if k else (-1, -1)
+    if s["order"] == "queries-outside":
+        ends_row = k + 1 == len(computed) or computed[k + 1][0] != i
+        return [["Q"] * (i != last_i) + ["K", "V"], ["O"] * ends_row]
+    return [["Q", *("KV" if j != last_j else ""), *("O" if j else "")], ["O"]]
+
+
 def plain_bytes(s: Settings) -> dict[str, int]:
     """What each operator of plain attention reads and writes, in bf16."""
     n, d = s["sequence"], s["width"]
@@ -151,10 +161,11 @@ def plain_bytes(s: Settings) -> dict[str, int]:
     return {name: 2 * count for name, count in elements.items()}
 
 
-def on_chip(s: Settings) -> int:
-    """Bytes: q, k, v in bf16; output, scores, maximum and sum in fp32."""
+def on_chip(s: Settings) -> dict[str, int]:
+    """Bytes of one tile on the chip: Q, K and V in bf16, and everything else in fp32."""
     r, c, d = s["rows"], s["columns"], s["width"]
-    return 2 * d * (r + 2 * c) + 4 * (r * d + r * c + 2 * r)
+    inputs = {"Q": 2 * d * r, "K": 2 * d * c, "V": 2 * d * c}
+    return inputs | {"scores": 4 * r * c, "output": 4 * r * d, "maximum and sum": 8 * r}
 
 
 # --8<-- [end:bytes]
@@ -208,6 +219,7 @@ def facts(s: Settings) -> dict:
             whole(largest), whole(m), power(before, m), digits(total), digits(out)
         ]  # fmt: skip
     read, written = crossed(s, done)
+    new = [a - b for a, b in zip((read, written), crossed(s, done[:-1]), strict=True)]
     in_all = sum(crossed(s, computed))
     by_plain = sum(plain_bytes(s).values())
     flops = 0
@@ -218,17 +230,21 @@ def facts(s: Settings) -> dict:
     return {
         "tile": f"queries {first}–{end}, keys {left}–{right}",
         "kind": kind(s, (i, j)),
+        "done": f"{len(done)} of {len(computed)}",
         "tiles": f"{len(computed)} of {side}",
         "query": str(query),
         "output": digits(state[2] / state[1]),
         "plain output": digits(plain(s, query)),
         "read": in_bytes(read),
         "written": in_bytes(written),
+        "this tile": f"{in_bytes(new[0])} read, {in_bytes(new[1])} written",
+        "moves": moves(s, computed, s["step"] - 1),
         "bytes": in_bytes(in_all),
         "plain bytes": in_bytes(by_plain),
         "ratio": digits(by_plain / in_all),
         "intensity": digits(flops / in_all),
-        "chip": in_bytes(on_chip(s)),
+        "chip": in_bytes(sum(on_chip(s).values())),
+        "parts": {name: in_bytes(each) for name, each in on_chip(s).items()},
         "history": history,
         "now": f"{left}–{right}",
     }
@@ -268,6 +284,14 @@ def check() -> int:
                 assert state[2] / state[1] == plain(s, query)  # to the last bit
                 assert math.isclose(state[2] / state[1], truth[query], rel_tol=1e-12)
                 rows += 1
+            for k in range(len(computed)):  # what a tile moves has the bytes that are counted
+                (first, last), (left, right) = ends(s, computed[k])
+                a, b = 2 * 16 * (last + 1 - first), 2 * 16 * (right + 1 - left)
+                numbers = 4 * (last + 1 - first) * (1 if order == ORDERS[0] else 2)
+                size = {"Q": a, "K": b, "V": b, "O": a + numbers}
+                old, new = (crossed(s, computed[:end]) for end in (k, k + 1))
+                for before, after, names in zip(old, new, moves(s, computed, k), strict=True):
+                    assert after - before == sum(size[name] for name in names)
             read, written = crossed(s, computed)
             passes, d = -(-n // (r if order == ORDERS[0] else c)), 16
             if mask == "none" and order == ORDERS[0]:
@@ -326,13 +350,15 @@ def main() -> None:
         sys.exit(f"--step: 1 to {count}")
     said = facts(s)
     print(
-        f"tile {s['step']} of {count}: {said['tile']}, {said['kind']}; {said['tiles']} computed"
+        f"{said['done']} tiles done; the last: {said['tile']}, {said['kind']}; "
+        f"the mask leaves {said['tiles']}"
     )
     print(f"query {said['query']}, tile by tile:")
     print("      keys   its max       max    shrink       sum    output")
     for keys, cells in said["history"].items():
         print(f"{keys:>10}", *(f"{each:>10}" for each in cells), sep="")
     print(f"output, divided: {said['output']}; plain, of all keys: {said['plain output']}")
+    print(f"this tile: {said['this tile']}; ", end="")
     print(f"so far: {said['read']} read, {said['written']} written")
     print(
         f"in all: {said['bytes']}; plain: {said['plain bytes']}, {said['ratio']} times as much"

@@ -397,7 +397,7 @@ export const start = place => {
   const made = instrument(place, { controls, presets, show, output, bar })
   const { state } = made
   player(place, bar, "step", made, () => plan(state.collective, state.algorithm, state.ranks, state.node).length,
-    part => draw(svg, widthOf(place), state, part), true)
+    part => draw(svg, widthOf(place), state, part), { begins: true })
 }
 
 for (const place of document.querySelectorAll("#collective.instrument")) start(place)

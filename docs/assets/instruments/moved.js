@@ -18,7 +18,8 @@ export const draggable = (svg, move) => {
 
 // Play, Step back and Step before the slider `name` in `bar`; draw(part) shows part of the way to its next value.
 // With `begins`, it plays once by itself as soon as the reader sees the picture, without a word to a screen reader.
-export const player = (place, bar, name, made, last, draw, begins) => {
+// A step lasts `least` ms or more.
+export const player = (place, bar, name, made, last, draw, { begins = false, least = 100 } = {}) => {
   const { state, change, button } = made
   let timer = 0, loop = false
   const stop = () => {
@@ -35,7 +36,7 @@ export const player = (place, bar, name, made, last, draw, begins) => {
       timer = setTimeout(() => { change({ [name]: 0 }); run() }, 2000)
       return
     }
-    const beat = Math.max(100, Math.min(1200, 9000 / last()))
+    const beat = Math.max(least, Math.min(1200, 9000 / last()))
     if (still()) { // no motion: one picture after the other
       timer = setTimeout(next, beat)
       return

@@ -149,9 +149,9 @@ export const facts = (s, loads) => {
     "ttft": `${time(mine.ttft)} and ${time(mine.ttft99)}`,
     "gap": `${time(mine.gap)} and ${time(mine.gap99)}`,
     "kept": percent(mine.kept, s.requests),
-    "again": `${mine.preempted}, ${mine.again} tokens again`,
+    "again": `${mine.preempted} (${mine.again} tokens computed again)`,
     "moment": `${time(moment)} of ${time(mine.clock)}`,
-    "now": `${waits} wait, ${prefills} prefill, ${now.running.length - prefills} decode`,
+    "now": `${waits} waiting, ${prefills} in prefill, ${now.running.length - prefills} in decode`,
     "blocks": `${blocks} of ${Math.floor(s.cache / s.block)}`,
     "filled": blocks ? percent(sum("length"), blocks * s.block) : "none",
     "loads": Object.fromEntries(loads.map(load => [load, [digits(every[load].tokens),
@@ -165,54 +165,58 @@ export const facts = (s, loads) => {
 const FIXED = { requests: 200 }
 const powers = (from, to) => upTo(to - from + 1).map(i => 2 ** (from + i))
 const slide = (name, label, options, first, text) => ({ name, label, options, first, text, slider: true })
-const main = control => ({ ...control, main: true })
 const tokens = value => `${value} tokens`, micro = value => inSeconds(value / 1e6), milli = value => `${value} ms`
 export const controls = [
-  main(slide("rate", "requests that arrive in a second", () => LOADS, 6)),
+  { ...slide("rate", "requests that arrive per second", () => LOADS, 6), main: true, wide: "wide" },
   slide("prompt", "mean length of a prompt", () => [50, 100, 200, 500, 1000, 2000, 4000], 1000, tokens),
   slide("answer", "mean length of an answer", () => [20, 50, 100, 200, 500], 200, tokens),
-  main(slide("slots", "slots, or largest batch", () => powers(0, 7), 32)),
+  slide("slots", "largest batch (slots)", () => powers(0, 7), 32),
   slide("budget", "token budget of a step", ({ slots }) => [64, 128, 256, 512, 1024, 2048, 0].filter(each => !each || each >= slots), 512,
     value => value ? tokens(value) : "whole prompts"),
-  main(slide("cache", "size of the KV cache", ({ prompt, answer }) => powers(12, 19).filter(each => each >= 4 * (prompt + answer)), 32768, tokens)),
+  slide("cache", "size of the KV cache", ({ prompt, answer }) => powers(12, 19).filter(each => each >= 4 * (prompt + answer)), 32768, tokens),
   slide("block", "size of a cache block", () => powers(0, 10), 16, tokens),
-  { name: "admit", label: "blocks are reserved", options: () => ["as-needed", "worst-case"], first: "as-needed",
-    text: value => ({ "as-needed": "as needed", "worst-case": "for the longest answer" })[value] },
+  { name: "admit", label: "when blocks are reserved", options: () => ["as-needed", "worst-case"], first: "as-needed",
+    text: value => ({ "as-needed": "as needed", "worst-case": "at once, for the longest answer" })[value] },
   slide("ttft", "limit for the first token", () => [100, 200, 500, 1000, 2000, 5000], 500, milli),
   slide("gap", "limit for a gap between tokens", () => [15, 20, 30, 50, 100, 200, 500], 50, milli),
   slide("c0", "fixed time of a step, c₀", () => [500, 1000, 2000, 4500, 9000, 18000], 9000, micro),
   slide("c1", "time for each token in a step, c₁", () => [0, 5, 10, 15, 30, 60, 120], 30, micro),
   slide("c2", "time for each cached token, c₂", () => [0, 10, 20, 39, 78, 156, 312], 78, value => `${value} ns`),
   slide("dice", "random seed", () => upTo(20).map(i => i + 1), 3),
-  { ...slide("at", "moment", () => upTo(201), 100, value => `${value / 2}% of the run`), at: true },
+  { ...slide("at", "moment that is shown", () => upTo(201), 100, value => `${value / 2}% of the run`), at: true },
 ]
 const presets = [
-  { name: "light load", values: { rate: 3 } },
-  { name: "just enough load", values: {} },
-  { name: "too much load", values: { rate: 10 } },
+  { name: "light load: 3 per second", values: { rate: 3 } },
+  { name: "highest goodput: 6 per second", values: {} },
+  { name: "overload: 10 per second", values: { rate: 10 } },
 ]
 
-// The run from a little before the moment on: a row is a request, oldest first.
-const ROWS = 24
+// The run from a little before the moment on: a row is a request, oldest first. Those that run or wait come before those that are done.
+const ROWS = 20
 const drawRun = (put, width, s, run, moment) => {
   const row = 7, top = 14, span = run.clock / run.steps * 250, from = moment - span
   const x = at => Math.max(0, (at - from) / span * width)
-  const shown = run.requests.filter(r => r.arrival <= moment && r.events.at(-1)[0] >= from)
-  shown.slice(0, ROWS).forEach((r, i) => {
+  const all = run.requests.filter(r => r.arrival <= moment && r.events.at(-1)[0] >= from)
+  const stateOf = r => r.events.findLast(([at]) => at <= moment)[1]
+  const [waiting, done] = ["queue", "done"].map(state => all.filter(r => stateOf(r) === state))
+  const running = all.filter(r => ["prefill", "decode"].includes(stateOf(r)))
+  const first = waiting.slice(0, Math.max(6, ROWS - running.length)), now = running.slice(first.length - ROWS)
+  const shown = new Set([...now, ...first, ...done.slice(Math.min(done.length, done.length + now.length + first.length - ROWS))])
+  all.filter(r => shown.has(r)).forEach((r, i) => {
     r.events.forEach(([begin, kind], k) => {
       const end = Math.min(moment, r.events[k + 1]?.[0] ?? moment)
       if (kind === "done" || end < from || begin > moment) return
       put("rect", { x: x(begin), y: top + i * row, width: Math.max(0.4, x(end) - x(begin)), height: kind === "queue" ? 2 : row - 1.5,
         class: { queue: "live", prefill: "op-B", decode: "op-F" }[kind],
-        "data-tip": `request ${r.number}, ${r.prompt} tokens in and ${r.answer} out: ${{ queue: "waits", prefill: "prefill", decode: "decode" }[kind]} for ${time(end - begin)}` })
+        "data-tip": `request ${r.number}, ${r.prompt} tokens in and ${r.answer} out: ${{ queue: "waiting", prefill: "prefill", decode: "decode" }[kind]} for ${time(end - begin)}` })
     })
   })
   put("path", { d: `M0 ${top + ROWS * row}H${width}`, class: "line" })
-  const more = shown.length - ROWS
-  put("text", { x: 0, y: 9, class: "start soft" }, `the last ${time(span)}${more > 0 ? `; ${more} more wait below` : ""}`)
+  const more = all.length - shown.size
+  put("text", { x: 0, y: 9, class: "start soft" }, `requests in the last ${time(span)}${more > 0 ? `; ${more} more are not shown` : ""}`)
   put("text", { x: width, y: 9, class: "end soft" }, time(moment))
   let at = 0
-  for (const [kind, words] of [["live", "waits"], ["op-B", "prefill"], ["op-F", "decode"]]) {
+  for (const [kind, words] of [["live", "waiting"], ["op-B", "prefill"], ["op-F", "decode"]]) {
     put("rect", { x: at, y: top + ROWS * row + 8, width: 12, height: kind === "live" ? 3 : 9, class: kind })
     put("text", { x: at + 16, y: top + ROWS * row + 17, class: "start soft" }, words)
     at += 28 + 6.4 * words.length
@@ -222,9 +226,9 @@ const drawRun = (put, width, s, run, moment) => {
 
 // The cache as a strip of tokens, cut into lines; a sequence has whole blocks of it.
 const drawCache = (put, width, top, s, now) => {
-  const lines = Math.min(8, s.cache / s.block), line = s.cache / lines, tall = 11
+  const lines = Math.min(8, s.cache / s.block), line = s.cache / lines, tall = 9
   put("text", { x: 0, y: top - 5, class: "start soft" },
-    `cache: ${Math.floor(s.cache / s.block)} blocks, taken in outline, filled in colour`)
+    `KV cache: ${now.running.reduce((total, r) => total + r.blocks, 0)} of ${Math.floor(s.cache / s.block)} blocks are taken`)
   const stretch = (begin, end, attributes) => {
     for (let i = Math.floor(begin / line); i * line < end; i++) {
       const [a, b] = [Math.max(begin, i * line), Math.min(end, (i + 1) * line)].map(each => (each - i * line) / line * width)
@@ -245,6 +249,34 @@ const drawCache = (put, width, top, s, now) => {
       `M${(i * s.block % line / line * width).toFixed(1)} ${top + Math.floor(i * s.block / line) * (tall + 2)}v${tall}`).join("") })
   }
   return top + lines * (tall + 2) + 26
+}
+
+// The waiting times of all requests on a logarithmic axis, and which share of them is in time.
+const drawWaits = (put, x0, top, width, s, run, mine, moment) => {
+  const beside = x0 > 0, [low, high] = [1e7, 2e10]
+  const x = (value, from, across) => from + Math.max(0, Math.min(1, Math.log(value / low) / Math.log(high / low))) * across
+  put("text", { x: x0, y: top + 11, class: "start chosen" }, `${percent(mine.kept, s.requests)} of requests in time`)
+  put("text", { x: x0, y: top + 28, class: "start soft" }, `goodput: ${digits(mine.goodput)} requests/s`)
+  const across = beside ? width : (width - 14) / 2
+  const strips = [["time to first token", mine.ttft, mine.ttft99, s.ttft, r => r.first - r.arrival],
+    [beside ? "longest gap between tokens" : "longest token gap", mine.gap, mine.gap99, s.gap, r => r.worst]]
+  strips.forEach(([title, half, most, limit, wait], k) => {
+    const from = beside ? x0 : k * (across + 14), y = top + (beside ? 46 + 92 * k : 46), tall = 32, edge = x(1e6 * limit, from, across)
+    put("text", { x: from, y: y + 6, class: "start" }, title)
+    put("text", { x: from, y: y + 21, class: "start soft" }, `half ${time(half)}, 99% ${time(most)}`)
+    put("rect", { x: from, y: y + 27, width: across, height: tall, class: "node", "data-tip":
+      `${title}: half of the requests need at most ${time(half)}, and 99% need at most ${time(most)}. The limit is ${limit} ms.` })
+    put("rect", { x: edge, y: y + 27, width: from + across - edge, height: tall, class: "live", style: "pointer-events: none" })
+    for (const r of run.requests) {
+      put("circle", { cx: x(wait(r), from + 2, across - 4), cy: y + 31 + r.number * 7 % 13 * 2, r: 1.6, class: r.first <= moment ? "dot" : "dot faint", style: "pointer-events: none" })
+    }
+    for (const [value, kind] of [[half, "arc thick thin"], [most, "arc thick"]]) {
+      put("path", { d: `M${x(value, from, across)} ${y + 25}v${tall + 4}`, class: kind, style: "pointer-events: none" })
+    }
+    put("text", { x: Math.min(from + across - 32, Math.max(from + 32, edge)), y: y + 27 + tall + 13, class: "soft" }, `limit ${limit} ms`)
+    put("path", { d: `M${edge} ${y + 27}v${tall + 4}`, class: "frame dashed given", style: "pointer-events: none" })
+  })
+  return top + (beside ? 46 + 92 + 92 : 46 + 92)
 }
 
 const drawCurves = (put, width, top, s, every) => {
@@ -270,30 +302,32 @@ const drawCurves = (put, width, top, s, every) => {
       key += 26 + 6 * words.length
     }
     for (const load of LOADS) {
-      put("rect", { x: x(load) - (across - axis - 6) / 26, y: y0, width: (across - axis - 6) / 13, height: tall, class: "grip",
-        "data-tip": `${load} requests/s. ${curves.map(([words, , points]) => `${words}: ${log ? time(points(every[load])) : digits(points(every[load]))}`).join(", ")}` })
+      put("rect", { x: x(load) - (across - axis - 6) / 26, y: y0, width: (across - axis - 6) / 13, height: tall, class: "grip", "data-load": load, style: "cursor: pointer",
+        "data-tip": `${load} requests per second. ${curves.map(([words, , points]) => `${words}: ${log ? time(points(every[load])) : digits(points(every[load]))}`).join(", ")}` })
     }
     for (const load of [1, 4, 7, 10, 14]) put("text", { x: x(load), y: y0 + tall + 14, class: "soft" }, load)
-    put("text", { x: x0 + across - 6, y: y0 + tall + 28, class: "end soft" }, "requests/s that come")
+    put("text", { x: x0 + across - 6, y: y0 + tall + 28, class: "end soft" }, "requests that arrive per second")
   }
-  panel(0, top + 22, "Waits", 1e7, 2e10, true, [[1e7, "10 ms"], [1e8, "0.1 s"], [1e9, "1 s"], [1e10, "10 s"]],
-    [["TTFT p50", "thin", m => m.ttft], ["TTFT p99", "", m => m.ttft99], ["gap p99", "far", m => m.gap99]])
+  panel(0, top + 22, "Waiting times", 1e7, 2e10, true, [[1e7, "10 ms"], [1e8, "0.1 s"], [1e9, "1 s"], [1e10, "10 s"]],
+    [["TTFT, median", "thin", m => m.ttft], ["TTFT, p99", "", m => m.ttft99], ["gap, p99", "far", m => m.gap99]])
   const [x0, y0] = beside ? [across + 30, top + 22] : [0, top + tall + 94]
-  panel(x0, y0, "Requests/s", 0, 14, false, [[0, "0"], [7, "7"], [14, "14"]],
-    [["served", "thin", m => m.requests], ["goodput", "", m => m.goodput]])
+  panel(x0, y0, "Answered requests per second", 0, 14, false, [[0, "0"], [7, "7"], [14, "14"]],
+    [["all", "thin", m => m.requests], ["in time (goodput)", "", m => m.goodput]])
   return y0 + tall + 34
 }
 
-const draw = (svg, second, width, s, part) => {
+const draw = (svg, second, width, s, part, brief) => {
   const run = serve(s, s.rate), moment = run.clock * (s.at + part) / 200
   const out = []
   const put = (tag, attributes, text = "") => out.push(`<${tag} ${Object.entries(attributes)
     .map(([name, value]) => `${name}="${typeof value === "number" ? +value.toFixed(2) : value}"`).join(" ")}>${text}</${tag}>`)
-  const cache = drawRun(put, width, s, run, moment)
-  const end = drawCache(put, width, cache, s, serve(s, s.rate, moment))
-  fill(svg, width, end - 20, out.splice(0).join(""))
-  if (part) return // the curves do not move
-  fill(second, width, drawCurves(put, width, 10, s, measured(s, LOADS)), out.join(""))
+  const every = measured(s, LOADS), beside = width >= 560, across = beside ? width - 214 : width
+  const cache = drawRun(put, across, s, run, moment)
+  const end = drawCache(put, across, cache, s, serve(s, s.rate, moment)) - 14
+  const foot = brief && !beside ? 0 : drawWaits(put, beside ? across + 24 : 0, beside ? 0 : end, beside ? 190 : width, s, run, every[s.rate], moment)
+  fill(svg, width, Math.max(foot, end), out.splice(0).join(""))
+  if (part || brief) return // the curves do not move
+  fill(second, width, drawCurves(put, width, 10, s, every), out.join(""))
 }
 
 export const start = async place => {
@@ -304,22 +338,25 @@ export const start = async place => {
     await new Promise(done => setTimeout(done))
   }
 
-  const bar = element("div", { class: "instrument-foot" }), { svg: second, box } = drawing("Waiting times and goodput at all loads")
-  const { svg, list, compare, output } = picture("All loads, on this server",
-    ["load", "tokens/s", "TTFT p50", "p99", "gap p99", "goodput"], { below: [box] })
+  const brief = place.dataset.gallery !== undefined, bar = element("div", { class: "instrument-foot" }), { svg: second, box } = drawing("Waiting times and goodput at all loads")
+  const { svg, list, compare, output } = picture("The same server at all loads (requests per second)",
+    ["load", "tokens/s", "TTFT, median", "TTFT, p99", "gap, p99", "goodput"], { below: [box] })
   const show = (state, tell) => {
     const s = { ...FIXED, ...state }, said = facts(s, LOADS)
-    draw(svg, second, widthOf(place), s, 0)
-    tell(`At ${s.rate} requests/s the server gives ${said.throughput}, and ${said.kept} of the requests are in time. After ${said.moment}: ${said.now}.`)
-    svg.setAttribute("aria-label", `Above, a row for each request: it waits, its prompt runs, its answer comes. Now ${said.now}. Then the cache: ${said.blocks} blocks are taken.`)
-    second.setAttribute("aria-label", `Curves over the load: time to first token, which at ${s.rate} requests/s is ${said.ttft}, and goodput, which is highest at ${said.best} requests/s.`)
-    list([["throughput", said.throughput], ["first token, p50, p99", said.ttft], ["longest gap, p50, p99", said.gap],
-      ["in time", said.kept], ["preempted", said.again], ["now", said.now], ["blocks", said.blocks], ["of these filled", said.filled]])
-    compare(said.loads, String(s.rate), said.best, 4, "most")
+    draw(svg, second, widthOf(place), s, 0, brief)
+    tell(`With ${s.rate} requests per second, ${said.kept} of the requests are in time, and the server generates ${said.throughput}. Requests after ${said.moment}: ${said.now}.`)
+    svg.setAttribute("aria-label", `A row for each request shows when it waits, when its prompt is processed, and when its answer is generated. Requests now: ${said.now}. Below, the KV cache: ${said.blocks} blocks are taken. The waiting times of all requests: ${said.kept} are in time.`)
+    second.setAttribute("aria-label", `Curves over the load. With ${s.rate} requests per second, the time to first token is ${said.ttft} (median and 99th percentile). Goodput is highest with ${said.best} requests per second.`)
+    list([["in time", said.kept], ["throughput", said.throughput], ["TTFT, median and p99", said.ttft],
+      ["longest gap, median and p99", said.gap], ["preemptions", said.again],
+      ["requests now", said.now], ["blocks taken", said.blocks], ["of these filled", said.filled]])
+    compare(said.loads, String(s.rate), said.best, 4, "best")
     return ["python serving_load.py", ...Object.entries(s).map(([name, value]) => `--${name} ${value}`)].join(" ")
   }
   const made = instrument(place, { controls, presets, show, output, bar })
-  player(place, bar, "at", made, () => 200, part => draw(svg, second, widthOf(place), { ...FIXED, ...made.state }, part))
+  place.querySelector(".instrument-controls")?.after(bar) // the load comes first
+  second.addEventListener("click", ({ target }) => target.dataset.load && made.change({ rate: Number(target.dataset.load) }))
+  player(place, bar, "at", made, () => 200, part => draw(svg, second, widthOf(place), { ...FIXED, ...made.state }, part, brief))
 }
 
 for (const place of document.querySelectorAll("#serving.instrument")) start(place)
