@@ -1,7 +1,7 @@
 // The map of all layouts of the planner, as snippets/planner/layout_map.py computes it, and layouts in words.
 import { fill, joined } from "./base.js"
 import { closedForm, GIB, memory, total } from "./layouts.js"
-import { called, fixed, fullestOf, timedLayouts } from "./planner.js"
+import { called, fixed, fullestOf, timedLayouts } from "./timed_layouts.js"
 
 // For each TP and PP the fastest layout that fits, or else the one that needs the least memory.
 export const layoutMap = (s, gpus, sequence, batch, gpu) => {
