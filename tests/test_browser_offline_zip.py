@@ -68,15 +68,15 @@ def test_the_planner_works(page: Page) -> None:
     page.click("article a[href='instruments/planner/index.html']")
     status, answered = page.locator("#planner [role=status]"), "#planner:not([aria-busy])"
     page.wait_for_selector(f"{answered}[data-ready]")
-    status.get_by_text(re.compile("fastest that fit, .* 16.94")).wait_for()
+    status.get_by_text(re.compile("fastest layout that fits: .* 16.94")).wait_for()
     page.click("#planner summary")  # the other settings are folded
     page.select_option("#planner-gpu", "b200")
     page.wait_for_selector(answered)
-    status.get_by_text("fastest that fit").wait_for()
+    status.get_by_text("fastest layout that fits").wait_for()
     assert "16.94" not in status.inner_text()
     page.wait_for_url(re.compile("gpu=b200"))  # the address changes shortly after the controls
     page.get_by_role("button", name="layout 1").click()
-    status.get_by_text("launch line").wait_for()
+    status.get_by_text("launch command").wait_for()
 
 
 def test_small_instruments_work(page: Page, folder: Path) -> None:
