@@ -246,16 +246,11 @@ def test_pages_are_small(site: Site) -> None:
 
 
 def test_no_page_is_too_long_to_read() -> None:
-    """The glossary may be longer, because readers look up single terms.
-
-    The line that embeds an instrument does not count, and the page of an instrument may have
-    200 words more, because they explain its picture.
-    """
+    """The glossary may be longer, because readers look up single terms."""
     too_long = []
     for path in sorted({*(ROOT / "docs").rglob("*.md")} - {ROOT / "docs/glossary.md"}):
-        lines = [line for _, line in read(path).prose() if "<!-- instrument:" not in line]
-        words = sum(len(line.split()) for line in lines)
-        if words > MAX_WORDS + 200 * (path.parent.name == "instruments"):
+        words = sum(len(line.split()) for _, line in read(path).prose())
+        if words > MAX_WORDS:
             too_long.append(
                 f"{path.relative_to(ROOT)}: {words:,} words; move a topic to a different page"
             )
