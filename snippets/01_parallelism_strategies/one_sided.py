@@ -252,7 +252,7 @@ def run(memory: SymmetricMemory, device: torch.device) -> None:
         lines.append(f"  {name:19}  {sizes}, rounds: {rounds}")
     library = x.to(device)
     dist.all_reduce(library)
-    torch.testing.assert_close(result, library.cpu())  # it adds in another order
+    torch.testing.assert_close(result, library.cpu())  # all_reduce adds in a different order
     if rank == 0:
         print(f"{n} ranks, S = {size // 1024} KiB: equal to a loop over all inputs")
         print("\n".join(lines))
