@@ -365,17 +365,16 @@ class Recorder:
     `["L", time, frame, function, file, line, changes]` is a line that is about to run, with the
     variables that have changed. "R" is the same for the end of a function. `["S", time, call,
     function, file, line, visible, operations]` is the start of a call of torch.distributed, and
-    `["E", time, call, error, peer]` is its end. "W" and "D" are the start and the end of a wait
-    for earlier operations. "X" is the end of the program, and "N" is a note.
+    `["E", time, call, error, peer]` is its end. "A" is the same for a call that returns before
+    its operations are complete. "W" and "D" are the start and the end of a wait for earlier
+    operations. "X" is the end of the program, and "N" is a note.
     """
 
     def __init__(self, program: str, options: Options, output: int) -> None:
         self.options, self.output = options, output
         self.sources = {path: Source(path) for path in [program, *options.files]}
-        self.program = program
         self.sections = [find_section(self.sources.values(), each) for each in options.sections]
         self.thread = threading.get_ident()
-        self.process = os.getpid()
         self.values = Values()
         self.active = not self.sections  # whether lines are recorded now
         self.finished = False  # nothing more is recorded, not even calls
@@ -646,7 +645,7 @@ def _settrace(recorder: Recorder) -> None:
 
     def on_call(frame: types.FrameType, event: str, arg: object) -> Callable | None:
         code = frame.f_code
-        if code.co_filename not in recorder.sources or not recorder.follows(code):
+        if not recorder.follows(code):
             return None
         if not code.co_flags & generators:
             recorder.on_start(frame)
@@ -668,7 +667,7 @@ def _monitor(recorder: Recorder, code: types.CodeType) -> None:
     local = events.LINE | events.PY_RETURN
 
     def on_start(code: types.CodeType, offset: int) -> object:
-        if code.co_filename not in recorder.sources or not recorder.follows(code):
+        if not recorder.follows(code):
             return monitoring.DISABLE
         if threading.get_ident() == recorder.thread:
             recorder.on_start(sys._getframe(1))
@@ -1111,8 +1110,8 @@ def read_ranks(folder: Path) -> list[Rank]:
         if header.get("format") != FORMAT:
             raise TraceError(f"{path}:1: this is not a recording of {FORMAT}")
         ends = {".sigterm": "terminated", ".crash": "aborted"}
-        sizes = {word: path.with_suffix(end) for end, word in ends.items()}
-        found = [w for w, p in sizes.items() if p.exists() and p.stat().st_size]
+        dumps = {word: path.with_suffix(end) for end, word in ends.items()}
+        found = [w for w, p in dumps.items() if p.exists() and p.stat().st_size]
         ranks[header["rank"]] = Rank(header, events, found[-1] if found else "")
     headers = [rank.header for rank in ranks.values()]
     if len({(each["world"], each["run"], each["program"]) for each in headers}) > 1:
@@ -1135,9 +1134,13 @@ class Operation:
     start: tuple[int, int]  # rank and index of the event that started it
     visible: bool
     line: int
-    path: str | None
     error: bool = False
     ended: bool = False
+
+
+def operation_ids(event: list) -> list[int]:
+    """Return the ids of the operations that an event "S" starts, or that "W" waits for."""
+    return [data["id"] for data in event[7]] if event[0] == "S" else event[7]
 
 
 def match(ranks: list[list[list]]) -> tuple[dict, list[dict], list[dict]]:
@@ -1153,14 +1156,13 @@ def match(ranks: list[list[list]]) -> tuple[dict, list[dict], list[dict]]:
         started: dict[int, list[int]] = {}
         for index, event in enumerate(events):
             if event[0] in "SW":
-                _, _, call, _, path, line, visible, found = event
+                _, _, call, _, _, line, visible, found = event
                 if event[0] == "S":
                     for data in found:
                         operations[rank, data["id"]] = Operation(
-                            rank, data, (rank, index), visible, line, path
+                            rank, data, (rank, index), visible, line
                         )
-                    found = [data["id"] for data in found]
-                started[call] = found
+                started[call] = operation_ids(event)
             elif event[0] in "ED":
                 for id_ in started.get(event[2], ()):
                     operation = operations[rank, id_]
@@ -1262,13 +1264,13 @@ def causes(
 def order(
     ranks: list[list[list]], before: dict
 ) -> tuple[dict[tuple[int, int], int], list[int]]:
-    """Give each event a tick, and return the ticks at which every rank waited in vain.
+    """Give each event a tick, and return the ticks after which no rank could continue.
 
     The ticks are a Lamport clock. In each tick, every rank executes its next event, if all
     events that must come before it have earlier ticks. A call that ends with an error ends only
-    when no rank can do anything else, because time-outs are longer than anything else. Events
-    that need an event that was not recorded get no tick. Raise TraceError if the events
-    contradict each other.
+    when no other event is possible on any rank, because a time-out is longer than all other
+    waits. Events that need an event that was not recorded get no tick. Raise TraceError if the
+    events contradict each other.
     """
     ticks: dict[tuple[int, int], int] = {}
     hangs: list[int] = []
@@ -1305,10 +1307,8 @@ def _causes_of_events(rank: int, events: list[list], before: dict) -> dict[int, 
     started: dict[int, list[int]] = {}
     found = {}
     for index, event in enumerate(events):
-        if event[0] == "S":
-            started[event[2]] = [data["id"] for data in event[7]]
-        elif event[0] == "W":
-            started[event[2]] = event[7]
+        if event[0] in "SW":
+            started[event[2]] = operation_ids(event)
         elif event[0] in "ED":
             keys = ((rank, id_) for id_ in started.get(event[2], ()))
             found[index] = set().union(*(before.get(key, ()) for key in keys))
@@ -1428,16 +1428,13 @@ class _TraceWriter:
     def _start_of(self, rank: int, call: int) -> list | None:
         return self._starts.get((rank, call))
 
-    def _ids(self, event: list) -> list[int]:
-        return [data["id"] for data in event[7]] if event[0] == "S" else event[7]
-
     def _number_operations(self) -> dict[tuple[int, int], int]:
         """Number the operations that a step starts or waits for, in the order of the steps."""
         found: dict[tuple[int, int], int] = {}
         for rank, index in self.visible:
             event = self.ranks[rank][index]
             if event[0] in "SW":
-                for id_ in self._ids(event):
+                for id_ in operation_ids(event):
                     found.setdefault((rank, id_), len(found))
         return found
 
@@ -1471,7 +1468,7 @@ class _TraceWriter:
                 found.append([*start, kind, line, self._function(name, path), frame, changes])
                 continue
             opening = event if event[0] in "SW" else self._start_of(rank, event[2])
-            numbers = [self.numbers[rank, id_] for id_ in self._ids(opening)]
+            numbers = [self.numbers[rank, id_] for id_ in operation_ids(opening)]
             kind = {"S": "call", "E": "done", "W": "wait", "D": "waited"}[event[0]]
             if event[0] == "S" and self._is_async(rank, index):
                 kind = "start"
@@ -1534,7 +1531,7 @@ class _TraceWriter:
             found["line"] = last[5]
             found["function"] = self._function(last[3], last[4])
         if open_ := self.open_call(rank):
-            ids = self._ids(open_)
+            ids = operation_ids(open_)
             found["in"] = [self.operations[rank, id_].data["name"] for id_ in ids]
         return found
 

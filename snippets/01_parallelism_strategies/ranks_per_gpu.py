@@ -74,6 +74,7 @@ def chosen_devices(gpus: int, ranks: int, variable: str | None) -> list[str]:
     """Return the device of each rank on a machine with this number of GPUs."""
     chosen = []
     for rank in range(ranks):
+        calls = mock.Mock()  # records the calls of both functions in their order
         variables = {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(ranks)}
         if variable is not None:
             variables["NCCL_MULTI_RANK_GPU_ENABLE"] = variable
@@ -83,17 +84,19 @@ def chosen_devices(gpus: int, ranks: int, variable: str | None) -> list[str]:
                 torch.accelerator,
                 device_count=lambda: gpus,
                 current_accelerator=lambda: torch.device("cuda"),
-                set_device_index=mock.DEFAULT,
-            ) as accelerator,
+                set_device_index=calls.set_device_index,
+            ),
             mock.patch.object(torch.backends.mps, "is_available", return_value=False),
-            mock.patch.object(dist, "init_process_group") as joined,
+            mock.patch.object(dist, "init_process_group", calls.init_process_group),
         ):
             device = init_distributed()
-        if device.type == "cpu":
-            joined.assert_called_once_with("gloo")
-        else:  # the GPU is the current one before the group is created with it
-            accelerator["set_device_index"].assert_called_once_with(device.index)
-            joined.assert_called_once_with(device_id=device)
+        expected = [mock.call.init_process_group("gloo")]
+        if device.type != "cpu":  # the GPU becomes the current device before the group exists
+            expected = [
+                mock.call.set_device_index(device.index),
+                mock.call.init_process_group(device_id=device),
+            ]
+        assert calls.mock_calls == expected, calls.mock_calls
         chosen.append(str(device))
     return chosen
 

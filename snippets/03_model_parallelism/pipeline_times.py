@@ -210,9 +210,9 @@ def facts(
 
 
 def moment(names: list[str], p: int, m: int, v: int, *times: int | list[int], at: int) -> dict:
-    """What each rank computes at one time: `at` sixtieths of the longest of these schedules."""
+    """What each rank computes after `at` sixtieths of the longest of these schedules."""
     lines = [timeline(name, p, m, v, *times) for name in names]
-    # convert to a common unit, so that nothing is rounded
+    # convert to a common unit, 1/120 ms, so that nothing is rounded
     scales = [12 // chunks(name, v) for name in names]
     length = max(
         end * scale
@@ -297,7 +297,7 @@ def main() -> None:
     )
     parser.add_argument("--other", choices=NAMES, help="a second schedule, for --at")
     parser.add_argument(
-        "--at", type=int, default=PARTS, help=f"{PARTS}ths of the time axis, 0 to {PARTS}"
+        "--at", type=int, default=PARTS, help=f"a time, in {PARTS}ths of the axis, 0 to {PARTS}"
     )
     args = parser.parse_args()
     p, m, v = args.ranks, args.micro_batches, args.chunks
@@ -305,6 +305,8 @@ def main() -> None:
         sys.exit("2 to 8 ranks, 1 to 24 micro-batches, 2 to 4 chunks")
     if min(args.forward, args.backward, args.weights) < 1 or args.link < 0:
         sys.exit("a time is 1 ms or more, and a link 0 or more")
+    if not 0 <= args.at <= PARTS:
+        sys.exit(f"--at must be 0 to {PARTS}")
     pace = (args.pace or ",".join(["10"] * p)).split(",")
     if len(pace) != p or not all(each.isdigit() and int(each) for each in pace):
         sys.exit(

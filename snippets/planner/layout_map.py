@@ -32,10 +32,9 @@ from transformer import Shape
 def layout_map(shape: Shape, gpus: int, sequence: int, batch: int, gpu: Gpu) -> list[dict]:
     """One cell for each TP and PP that has a layout."""
     room = CONSTANTS["memory"]["room"] * gpu.memory
-    best: dict[tuple[int, int], Candidate] = {}  # fits
-    lean: dict[
-        tuple[int, int], tuple[float, Candidate]
-    ] = {}  # the least memory by the formulas
+    best: dict[tuple[int, int], Candidate] = {}  # the fastest layout that fits
+    # the layout that needs the least memory by the formulas, and this memory
+    lean: dict[tuple[int, int], tuple[float, Candidate]] = {}
     for each in timed_layouts(shape, gpus, sequence, batch, gpu):  # the fastest is first
         cell = each.layout.tp, each.layout.pp
         if cell in best:
@@ -43,7 +42,7 @@ def layout_map(shape: Shape, gpus: int, sequence: int, batch: int, gpu: Gpu) -> 
         least = sum(closed_form(shape, each.layout, sequence, 0).values())
         if cell not in lean or least < lean[cell][0]:
             lean[cell] = least, each
-        if least <= room:  # the replay can only add
+        if least <= room:  # the replay never needs less than the formulas
             each.memory = weigh(shape, each.layout, sequence, gpu, each.step)
             if each.memory.needed <= room:
                 best[cell] = each

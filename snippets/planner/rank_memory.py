@@ -242,7 +242,9 @@ def main() -> None:
     parser.add_argument("--gradients", choices=BYTES, default="fp32")
     parser.add_argument("--moments", choices=BYTES, default="fp32")
     parser.add_argument("--view", choices=["stages", "step"], default="stages")
-    parser.add_argument("--stage", default="fullest", help="of --view step: its number")
+    parser.add_argument(
+        "--stage", default="fullest", help="for --view step: the number of a stage, or fullest"
+    )
     args = parser.parse_args()
     shape, gpu = the_model(args.model), the_gpu(args.gpu)
     layout = Layout(
@@ -258,9 +260,10 @@ def main() -> None:
     if reason := why_not(shape, layout, args.sequence):
         sys.exit(reason)
     said = facts(shape, layout, args.sequence, gpu)
-    index = int(said["fullest"].split()[1]) if args.stage == "fullest" else int(args.stage)
-    if not 0 <= index < layout.pp:
-        sys.exit(f"--stage is fullest, or a number from 0 to {layout.pp - 1}")
+    stage = said["fullest"].split()[1] if args.stage == "fullest" else args.stage
+    if not stage.isdecimal() or int(stage) >= layout.pp:
+        sys.exit(f"--stage must be `fullest` or a number from 0 to {layout.pp - 1}")
+    index = int(stage)
     table = compared(shape, layout, args.sequence, gpu)
     print(f"{args.model}; GPUs: {said['gpus']}; ", end="")
     print(f"sequences of {args.sequence:,} tokens a step: {said['batch']}")

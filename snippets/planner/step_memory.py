@@ -8,6 +8,9 @@ which part of these bytes belongs to activations and logits. rank_memory.py prin
 with --view step, and the page "Training memory calculator" draws them.
 """
 
+import math
+from itertools import pairwise
+
 from allocator import Block
 from memory import (
     Layout,
@@ -24,15 +27,20 @@ from transformer import Shape
 
 # --8<-- [start:timeline]
 class Timeline(Replay):
-    """A moment: its kind, the micro-batch, the layer, the layers with activations, bytes."""
+    """Replay a rank, and note the moments of the last step: one for each layer of
+    each pass, for the head, for the embedding and for the optimizer.
+
+    A moment is `[kind, micro-batch, layer, layers with activations, most allocated bytes]`.
+    """
 
     def __init__(self, shape: Shape, layout: Layout, sequence: int, index: int) -> None:
         super().__init__(shape, layout, sequence, index)
         self.moments: list[list] = []
         self.top = self.live = self.forwards = self.backwards = self.at = 0
         self.passing, self.head = "forward", False
-        self.each = self.flying + min(layout.micro_batches - self.flying, 3)  # of a step
-        self.new = self.malloc
+        # the number of forward passes in each step of the replay
+        self.each = self.flying + min(layout.micro_batches - self.flying, 3)
+        self.new = self.malloc  # the replay calls this method for each allocation
 
     def malloc(self, size: float) -> Block:
         block = self.pool.malloc(size)
@@ -93,13 +101,13 @@ def moments(shape: Shape, layout: Layout, sequence: int, index: int) -> list[lis
 
 
 def parts_at(moment: list, shape: Shape, layout: Layout, sequence: int, index: int) -> dict:
-    """Bytes by part. The tensors that no sum explains are in passing."""
+    """Return the bytes of each part. All other bytes are counted as "in passing"."""
     kind, _, _, live, allocated = moment
     parts = closed_form(shape, layout, sequence, index)
     tokens = layout.micro_batch * sequence / layout.cp
     layer = layer_activation_bytes(shape, tokens, layout.tp)
     mlp = mlp_activation_bytes(shape, tokens, layout.tp)
-    kept, again = {  # and what one layer makes again
+    kept, again = {  # bytes that a layer keeps, and bytes that its backward pass recomputes
         "": (layer, 0.0),
         "mlp": (layer - mlp, mlp),
         "layer": (2 * tokens * shape.hidden / layout.tp, layer),
@@ -149,11 +157,19 @@ def check() -> None:
             every = moments(shape, layout, 8192, index)
             most = max(every, key=lambda each: each[-1])
             assert most[-1] == replay(shape, layout, 8192, index)[1], (name, index)
-            assert every[-1][3] == 0, "every layer has lost its activations"
+            assert every[-1][3] == 0, "activations are left after the last backward pass"
             for each in every:  # the sums explain no more than there is, within 1%
                 needed = with_unseen(each[-1], CONSTANTS["memory"])
                 parts = parts_at(each, shape, layout, 8192, index)
                 assert sum(parts.values()) <= 1.01 * needed, (name, index, each)
+            for before, after in pairwise(every):  # a layer adds what the sums say, within 1%
+                if before[:2] == after[:2] and after[0] == "forward":
+                    said = [
+                        parts_at(each, shape, layout, 8192, index)["activations"]
+                        for each in (before, after)
+                    ]
+                    added = after[-1] - before[-1]
+                    assert math.isclose(added, said[1] - said[0], rel_tol=0.01), (name, after)
             print(f"{name}, stage {index} of {layout.pp}: fullest in the {words(most)}")
 
 
