@@ -262,7 +262,8 @@ def test_collectives_equal_those_of_the_program(page: Page, site_url: str) -> No
                 ]
                 size = 2 ** random.randrange(10, 33)
                 cases.append([*every[-1], size, *links, random.randint(0, len(plan))])
-    assert cases
+    assert {each[0] for each in every} == {*steps.COLLECTIVES}
+    assert {each[1] for each in every} == {*steps.ALGORITHMS}
     plans = call_javascript(page, site_url, "collective", "plan", every)
     for case, plan in zip(every, plans, strict=True):
         assert [[tuple(m) for m in step] for step in plan] == steps.plan(*case), case
@@ -886,7 +887,7 @@ def test_the_build_knows_the_settings_of_an_instrument(
     assert {each for each, _ in found} == set(instruments.INSTRUMENTS[name]["parameters"])
     for parameter, values in found:
         for value in values:
-            assert instruments.checked(name, parameter, value) == value
+            assert instruments.address_value(name, parameter, value) == value
 
 
 def test_a_collective_plays_by_itself_once_it_is_in_view(page: Page, site_url: str) -> None:

@@ -24,7 +24,7 @@ from worldsize.model.transcript import (
     same_line,
 )
 from worldsize.site import template
-from worldsize.testing import code_blocks, figures, mutation, program_check, shown
+from worldsize.testing import code_blocks, figures, mutation, plugin, program_check, shown
 from worldsize.testing.result_cache import ResultCache
 from worldsize.tools import transcript_diff
 
@@ -647,6 +647,13 @@ def test_the_original_text_of_a_mutant_must_occur_once(book: Book) -> None:
         mutation.mutants_of_program(program, "written")
 
 
+def test_the_source_of_a_mutant_is_an_input_of_its_test(book: Book) -> None:
+    path = book.program("add", "print(1 + 1)\n", "$ python add.py\n2\n")
+    program = Program(book.root, book.root / path)
+    mutant = mutation.Mutant("what", 1, "change", "print(1 - 1)\n")
+    assert mutant.source in plugin._mutant_inputs(program, mutant)
+
+
 # --- outputs that changed between two commits ------------------------------------------------
 
 
@@ -800,7 +807,9 @@ def test_a_gpu_transcript_without_a_clock_is_recorded_again_once(
     assert not is_recorded(record=True)
 
 
-def test_the_hash_of_code_ignores_comments_and_docstrings(tmp_path: Path) -> None:
+def test_the_hash_of_code_ignores_comments_and_docstrings_but_not_markers(
+    tmp_path: Path,
+) -> None:
     program = tmp_path / "snippets/a.py"
     program.parent.mkdir()
     hashes = {}
@@ -808,6 +817,8 @@ def test_the_hash_of_code_ignores_comments_and_docstrings(tmp_path: Path) -> Non
         "first": "def f():\n    return 1\n",
         "comment": "# about f\ndef f():\n\n    return 1  # one\n",
         "docstring": 'def f():\n    """Return 1."""\n    return 1\n',
+        "marker": "def f():\n    return 1\n# --8<-- [start:f]\n",
+        "moved": "# --8<-- [start:f]\ndef f():\n    return 1\n",
         "code": "def f():\n    return 2\n",
         "wrong": "def f(:\n",
     }.items():
@@ -815,6 +826,6 @@ def test_the_hash_of_code_ignores_comments_and_docstrings(tmp_path: Path) -> Non
         cache = ResultCache(tmp_path)  # a new session
         hashes[name] = cache.digest("code of snippets"), cache.digest(program.parent)
     code, files = zip(*hashes.values(), strict=True)
-    assert code[0] == code[1] == code[2] and len({*code}) == 3 and len({*files}) == 5
+    assert code[0] == code[1] == code[2] and len({*code}) == 5 and len({*files}) == 7
     (tmp_path / "snippets/a.cpu.txt").write_text("1\n")
     assert ResultCache(tmp_path).digest("code of snippets") not in code

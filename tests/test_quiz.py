@@ -216,9 +216,8 @@ def ridge(question: Question) -> None:
 def wider(question: Question) -> None:
     crossing = program("06_gpu_computing/crossing")
 
-    def step(
-        width: int,
-    ) -> float:  # seconds by the model of the program: three layers, batch 32
+    def step(width: int) -> float:
+        """Return the seconds by the model of the program, with three layers and batch 32."""
         flops, weights = 3 * 3 * 2 * 32 * width**2, 3 * width**2
         return crossing.modelled(flops, 3 * 4 * weights, 0, launches=30)
 
@@ -359,9 +358,8 @@ def scaler(question: Question) -> None:
         return float(names["norm"]), names["before"] - forward.weight.detach()
 
     right, moved = run([0, 1, 2, 3, 4, 5])
-    assert moved.norm() == pytest.approx(
-        0.1 * (16 / 20) ** 0.5, rel=0.01
-    )  # the learning rate times the clipped norm
+    # the learning rate times the clipped norm
+    assert moved.norm() == pytest.approx(0.1 * (16 / 20) ** 0.5, rel=0.01)
     assert run([0, 1, 3, 2, 4, 5])[0] == pytest.approx(1024 * right, rel=0.01)
     assert run([0, 1, 2, 3, 5, 4])[1].norm() < moved.norm() / 100  # unscaled twice
 
@@ -411,9 +409,8 @@ def ddp_step(question: Question) -> None:
     _, gradients, *buckets = question.evidence[0].lines
     gradients = gradients.partition(": ")[2].split(", ")
     buckets = [bucket.partition(" with ")[2].split(", ") for bucket in buckets]
-    assert (
-        list(chain(*buckets)) == gradients
-    )  # the first bucket is full before the last gradient
+    # the first bucket is full before the last gradient
+    assert list(chain(*buckets)) == gradients
 
 
 @checks("silent")

@@ -581,11 +581,14 @@ def test_a_comment_shows_a_small_instrument(book: Book) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("colective", "there is no instrument colective, only collective, schedules"),
-        ("collective rank=8", "collective has no setting rank, only collective, ranks"),
-        ("collective ranks=17", "ranks is a whole number from 2 to 16, not 17"),
-        ("collective size=4MB", "size is a whole number from 1024 to 4294967296, not 4MB"),
-        ("collective algorithm=star", "algorithm is ring or tree or doubling or hierarchical"),
+        ("colective", "there is no instrument colective: use one of collective, sche"),
+        ("collective rank=8", "collective has no setting rank: use one of collective, ranks"),
+        ("collective ranks=17", "ranks must be a whole number from 2 to 16, not 17"),
+        ("collective size=4MB", "size must be a whole number from 1024 to 4294967296, not 4MB"),
+        (
+            "collective algorithm=star",
+            "algorithm must be ring or tree or doubling or hierarchical",
+        ),
         ("collective ranks", "ranks must have the form setting=value"),
     ],
 )

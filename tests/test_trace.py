@@ -40,19 +40,19 @@ PATH = "/program.py"
 # --- recordings that are written by hand ------------------------------------------------------
 
 
-class Written:
+class Recording:
     """A recording of one rank that a test writes event by event."""
 
     def __init__(self, rank: int, world: int) -> None:
         self.rank, self.world, self.events = rank, world, []
         self.calls = self.operations = 0
 
-    def line(self, number: int, **changes: object) -> "Written":
+    def line(self, number: int, **changes: object) -> "Recording":
         """Add a line."""
         self.events.append(["L", 0, 1, "main", PATH, number, changes])
         return self
 
-    def start(self, name: str, *, visible: bool = True, **data: object) -> "Written":
+    def start(self, name: str, *, visible: bool = True, **data: object) -> "Recording":
         """Add the start of a call."""
         self.calls += 1
         self.operations += 1
@@ -63,41 +63,41 @@ class Written:
         self.events.append(["S", 0, self.calls, "main", PATH, 50, visible, found])
         return self
 
-    def end(self, error: str | None = None, peer: int | None = None) -> "Written":
+    def end(self, error: str | None = None, peer: int | None = None) -> "Recording":
         """Add the end of the last call."""
         described = [error, "message"] if error else None
         self.events.append(["E", 0, self.calls, described, peer])
         return self
 
-    def call(self, name: str, **data: object) -> "Written":
+    def call(self, name: str, **data: object) -> "Recording":
         """Add a call that returns."""
         return self.start(name, **data).end()
 
-    def launch(self, name: str, **data: object) -> "Written":
+    def launch(self, name: str, **data: object) -> "Recording":
         """Add an asynchronous call."""
         self.start(name, **data)
         self.events.append(["A", 0, self.calls, None, None])
         return self
 
-    def wait(self, operation: int) -> "Written":
+    def wait(self, operation: int) -> "Recording":
         """Add a wait for an operation, which is the n-th of this rank."""
         self.calls += 1
         self.events.append(["W", 0, self.calls, "main", PATH, 60, True, [operation]])
         self.events.append(["D", 0, self.calls, None, None])
         return self
 
-    def stop(self, how: str = "finished", status: object = 0) -> "Written":
+    def stop(self, how: str = "finished", status: object = 0) -> "Recording":
         """Add the end of the program."""
         self.events.append(["X", 0, how, status, None])
         return self
 
 
-def ranks(count: int) -> list[Written]:
+def ranks(count: int) -> list[Recording]:
     """Return empty recordings. Each has one line, because a trace needs one."""
-    return [Written(rank, count).line(1) for rank in range(count)]
+    return [Recording(rank, count).line(1) for rank in range(count)]
 
 
-def merged(*written: Written, times: int = 0) -> dict:
+def merged(*written: Recording, times: int = 0) -> dict:
     """Merge recordings; `times` seconds pass between the ranks, which must not matter."""
     recordings = []
     for each in written:
@@ -301,7 +301,7 @@ def test_an_error_comes_after_everything_that_other_ranks_can_still_do() -> None
     assert trace["collectives"] == [{"group": 0, "parts": [0], "missing": [1]}]
 
 
-def test_a_rank_that_was_killed_in_a_call_is_shown_there() -> None:
+def test_the_trace_shows_the_call_in_which_a_rank_was_killed() -> None:
     zero, one = ranks(2)
     trace = merged(zero.start("recv", peer=1), one.line(2).line(3))
     assert trace["ends"][0] == {"how": "killed", "line": 50, "function": 0, "in": ["recv"]}
@@ -323,7 +323,7 @@ def test_with_until_error_the_trace_ends_before_the_error() -> None:
     assert trace["ends"][1]["how"] == "finished"
 
 
-def test_what_other_ranks_do_after_the_error_is_not_in_the_trace() -> None:
+def test_steps_of_other_ranks_after_the_error_are_not_in_the_trace() -> None:
     zero, one, two = ranks(3)
     zero.start("all_reduce", group="1").end("RuntimeError").stop("error", "RuntimeError")
     one.line(2).call("barrier").line(3).stop()  # rank 0 called the barrier after its error
@@ -338,7 +338,7 @@ def test_what_other_ranks_do_after_the_error_is_not_in_the_trace() -> None:
     assert "rank 1 was waiting at line 50, in barrier" in recorder.describe_end(trace, 1)
 
 
-def test_a_group_that_only_its_members_destroy_lacks_no_rank() -> None:
+def test_a_group_may_be_destroyed_by_its_members_only() -> None:
     zero, one = ranks(2)
     zero.call("destroy_process_group", group="destroy_process_group", of=[0])
     assert "missing" not in merged(zero, one)["collectives"][0]
@@ -358,7 +358,9 @@ def test_a_group_that_only_its_members_destroy_lacks_no_rank() -> None:
         ({"payload": {"t": "int32", "s": [4]}}, {"payload": {"t": "int32", "s": [5]}}, "shape"),
     ],
 )
-def test_parts_that_do_not_fit_are_named(mine: dict, yours: dict, expected: str | None) -> None:
+def test_a_collective_with_different_arguments_is_marked_as_a_mismatch(
+    mine: dict, yours: dict, expected: str | None
+) -> None:
     zero, one = ranks(2)
     for written, data in ((zero, mine), (one, yours)):
         written.start(
@@ -368,7 +370,7 @@ def test_parts_that_do_not_fit_are_named(mine: dict, yours: dict, expected: str 
     assert [each.get("mismatch") for each in found] == [expected]
 
 
-def test_calls_outside_of_the_section_count_but_are_not_shown() -> None:
+def test_calls_outside_of_the_section_are_matched_but_not_shown() -> None:
     zero, one = ranks(2)
     zero.call("all_reduce", visible=False).call("all_reduce")
     one.call("all_reduce", visible=False).call("all_reduce")
@@ -380,7 +382,7 @@ def test_calls_outside_of_the_section_count_but_are_not_shown() -> None:
 
 def test_a_trace_without_lines_is_an_error() -> None:
     with pytest.raises(TraceError, match="the section never ran"):
-        merged(Written(0, 1).call("barrier"))
+        merged(Recording(0, 1).call("barrier"))
 
 
 # --- reading the files of the ranks -----------------------------------------------------------
@@ -423,7 +425,9 @@ def test_a_line_that_a_killed_rank_did_not_finish_is_left_out(tmp_path: Path) ->
         (lambda folder: (folder / "rank0.jsonl").touch(), "rank0.jsonl is empty"),
     ],
 )
-def test_wrong_recordings_are_explained(tmp_path: Path, prepare, message: str) -> None:
+def test_an_invalid_recording_is_reported_with_its_cause(
+    tmp_path: Path, prepare, message: str
+) -> None:
     prepare(tmp_path)
     with pytest.raises(TraceError, match=re.escape(message)):
         recorder.read_ranks(tmp_path)
@@ -447,7 +451,7 @@ def test_wrong_recordings_are_explained(tmp_path: Path, prepare, message: str) -
         (["--merge", "gone"], "gone contains no recording"),
     ],
 )
-def test_wrong_commands_are_explained(
+def test_an_invalid_command_is_reported_with_its_cause(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
 ) -> None:
     source = """
@@ -517,7 +521,7 @@ def lines(trace: dict) -> list[int]:
 
 
 @pytest.mark.parametrize("python", PYTHONS)
-def test_lines_of_functions_classes_generators_and_exceptions(
+def test_lines_of_functions_classes_generators_and_exceptions_are_recorded(
     tmp_path: Path, python: str
 ) -> None:
     trace = record(
@@ -604,7 +608,7 @@ def test_the_program_runs_as_usual(tmp_path: Path, python: str) -> None:
         ("os.kill(os.getpid(), signal.SIGABRT)", -6, {"how": "aborted"}),
     ],
 )
-def test_how_a_program_ended(
+def test_the_trace_contains_how_a_program_ended(
     tmp_path: Path, python: str, ending: str, status: int, end: dict
 ) -> None:
     source = f"import os, signal, sys\nx = 5\n{ending}\n"
@@ -704,7 +708,9 @@ def test_limits_cut_long_values_and_long_loops_with_a_note(tmp_path: Path, pytho
 
 
 @pytest.mark.parametrize("python", PYTHONS)
-def test_sections_passes_functions_and_variables(tmp_path: Path, python: str) -> None:
+def test_options_select_sections_passes_functions_and_variables(
+    tmp_path: Path, python: str
+) -> None:
     source = """
     class Model:
         def __init__(self):
@@ -882,7 +888,9 @@ dist.destroy_process_group()
 """
 
 
-def test_tensors_and_calls_of_torch_distributed(book: Path, launcher: Launcher) -> None:
+def test_tensors_and_calls_of_torch_distributed_are_recorded(
+    book: Path, launcher: Launcher
+) -> None:
     program = program_of(book, TENSORS)
     settings = TraceSettings("torchrun --nproc-per-node=2 p.py", "", ("values",))
     run = traces.record_trace(program, settings, limit=HANG, launcher=launcher)
@@ -1079,7 +1087,7 @@ def test_a_missing_step_is_reported_at_its_line() -> None:
     assert found == f"p.py:50: the trace has {count} steps, and the new run {count - 1}"
 
 
-def test_racing_ends_are_not_compared() -> None:
+def test_ends_that_depend_on_timing_are_not_compared() -> None:
     settings = replace(SETTINGS, racing_ends=True)
     other = changed(["ends", 1, "how"], "aborted")
     assert traces.trace_difference("p.py", example(), other, settings) == ""
@@ -1129,7 +1137,7 @@ def test_a_trace_is_recorded_compared_and_recorded_again(
         ('["p.py"]\ncommand = "torchrun --nproc-per-node=2 p.py"\nwatch = ""\nx = 1', "key: x"),
     ],
 )
-def test_a_wrong_list_of_traces_is_an_error(book: Path, text: str, message: str) -> None:
+def test_an_invalid_list_of_traces_is_an_error(book: Path, text: str, message: str) -> None:
     (book / "snippets/traces.toml").write_text(text)
     with pytest.raises(BookError, match=re.escape(message)):
         trace_settings(book)

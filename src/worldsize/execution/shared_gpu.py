@@ -17,8 +17,8 @@ from worldsize.model.transcript import Transcript
 
 FIRST_VERSION = (2, 30)  # the first version of NCCL with this setting
 
-# By default, NCCL is only meant to run two ranks on a GPU. With 4 blocks of threads (CTAs) for
-# each rank, eight ranks fit on every GPU with 32 multiprocessors.
+# With its default settings, NCCL supports only two ranks on one GPU. With 4 thread blocks
+# (CTAs) for each rank, eight ranks fit on every GPU that has at least 32 multiprocessors.
 VARIABLES = {
     "NCCL_MULTI_RANK_GPU_ENABLE": "1",
     "NCCL_MAX_CTAS": "4",
@@ -49,7 +49,7 @@ def nccl_version() -> tuple[int, int, int] | None:
 
 
 def needs_sharing(ranks: int) -> bool:
-    """Return whether this machine has GPUs, but fewer than ranks."""
+    """Return whether this machine has at least one GPU, but fewer GPUs than ``ranks``."""
     return 0 < len(runner.gpu_names()) < ranks
 
 
@@ -69,7 +69,7 @@ def missing_gpus(program: Program, transcript: Transcript) -> str | None:
     first = ".".join(map(str, FIRST_VERSION))
     found = f"NCCL {'.'.join(map(str, version))}" if version else "no NCCL"
     needs = f"needs {ranks} GPUs, this machine has {gpus}"
-    return f"{needs} (with NCCL {first}, ranks share a GPU; it has {found})"
+    return f"{needs} and {found} (from NCCL {first} on, ranks can share a GPU)"
 
 
 def is_shared(device: str) -> bool:
@@ -78,7 +78,10 @@ def is_shared(device: str) -> bool:
 
 
 def describe_gpus(ranks: int) -> str:
-    """Return the GPUs as a transcript names them: `4 ranks on 1 × NVIDIA H100, NCCL 2.30.7`."""
+    """Return the text for the GPUs in a transcript: `4 ranks on 1 × NVIDIA H100, NCCL 2.30.7`.
+
+    The ranks and NCCL are included only if ranks share a GPU.
+    """
     gpus = runner.describe_device("cuda")
     if not needs_sharing(ranks):
         return gpus

@@ -36,7 +36,7 @@ def load_recorder(root: Path) -> ModuleType:
 def _load(path: Path, _mtime: int) -> ModuleType:
     spec = importlib.util.spec_from_file_location("worldsize_trace_recorder", path)
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
+    sys.modules[spec.name] = module  # dataclasses need their module there
     spec.loader.exec_module(module)
     return module
 
@@ -52,8 +52,8 @@ def record_trace(
 ) -> RecordedRun:
     """Run the command of a trace in a new folder on the CPU, and merge the recordings.
 
-    ``source`` replaces the text of the program, and ``recorder_source`` that of the recorder.
-    Raise BookError if the ranks recorded nothing that can be merged.
+    ``source`` replaces the text of the program, and ``recorder_source`` replaces the text of
+    the recorder. Raise BookError if the recordings of the ranks cannot be merged.
     """
     recorder = load_recorder(program.root)
     command = settings.recording_command()

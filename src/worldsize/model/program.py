@@ -168,7 +168,7 @@ class Program:
 
     @property
     def needs_own_gpus(self) -> bool:
-        """Return whether each rank needs a GPU of its own, as snippets/gpu.toml says."""
+        """Return whether each rank needs its own GPU, as snippets/gpu.toml declares."""
         path = self.root / GPU_COMMANDS
         listed = _gpu_file(path, path.stat().st_mtime_ns) if path.exists() else {}
         return self.name in listed.get(OWN_GPUS, [])

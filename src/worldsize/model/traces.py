@@ -30,11 +30,11 @@ class TraceSettings:
     command: str  # a torchrun command, as in a transcript
     watch: str  # one sentence for readers: what to look at
     section: tuple[str, ...] = ()  # functions or markers, see `rank_trace.py --help`
-    only_pass: int = 0  # which run of the section is recorded; 0 means all
+    only_pass: int = 0  # the number of the run of the section to record; 0 records all
     functions: tuple[str, ...] = ()  # only the lines of these functions
     variables: tuple[str, ...] = ()  # only these variables
     until_error: bool = False  # whether a rank stops when a call raises an error
-    racing_ends: bool = False  # whether it depends on time how the processes end
+    racing_ends: bool = False  # whether timing decides how the processes end
 
     def options(self) -> str:
         """Return the options of rank_trace.py as they are typed in a shell."""

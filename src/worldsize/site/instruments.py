@@ -51,7 +51,7 @@ def parse(words: list[str]) -> tuple[str, dict[str, str], str]:
     """Return the name, the settings and the question in the words of a comment."""
     name, *rest = words
     if name not in INSTRUMENTS:
-        raise SchemaError(f"there is no instrument {name}, only {', '.join(INSTRUMENTS)}")
+        raise SchemaError(f"there is no instrument {name}: use one of {', '.join(INSTRUMENTS)}")
     settings, question = {}, INSTRUMENTS[name]["question"]
     for word in rest:
         if word.startswith('"'):
@@ -60,27 +60,32 @@ def parse(words: list[str]) -> tuple[str, dict[str, str], str]:
         parameter, equals, value = word.partition("=")
         if not equals:
             raise SchemaError(f"{word} must have the form setting=value")
-        settings[parameter] = checked(name, parameter, value)
+        settings[parameter] = address_value(name, parameter, value)
     return name, settings, question
 
 
-def checked(name: str, parameter: str, value: str) -> str:
-    """Return the value of a parameter as it is written in an address, for 4MiB 4194304."""
+def address_value(name: str, parameter: str, value: str) -> str:
+    """Return the value of a parameter for the address of a page, for example 4194304 for 4MiB.
+
+    Raise SchemaError if the instrument has no such parameter or does not allow the value.
+    """
     known = INSTRUMENTS[name]["parameters"]
     if parameter not in known:
-        raise SchemaError(f"{name} has no setting {parameter}, only {', '.join(known)}")
+        raise SchemaError(f"{name} has no setting {parameter}: use one of {', '.join(known)}")
     allowed = known[parameter]
     if not allowed:
         return value
     if isinstance(allowed[0], str):
         if value not in allowed:
-            raise SchemaError(f"{parameter} is {' or '.join(allowed)}, and not {value}")
+            raise SchemaError(f"{parameter} must be {' or '.join(allowed)}, not {value}")
         return value
     number = re.fullmatch(rf"(-?\d+)({'|'.join(UNITS)})?", value)
     size = int(number[1]) * UNITS.get(number[2], 1) if number else None
     low, high = allowed
     if size is None or not low <= size <= high:
-        raise SchemaError(f"{parameter} is a whole number from {low} to {high}, not {value}")
+        raise SchemaError(
+            f"{parameter} must be a whole number from {low} to {high}, not {value}"
+        )
     return str(size)
 
 

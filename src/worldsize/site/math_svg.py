@@ -49,9 +49,8 @@ def draw(tex: str, display: bool = False) -> str:
         mathml = ET.fromstring(tex2mml(tex, inline=not display))
         spoken = _spoken(mathml)
         mathml.set("mathcolor", INK[0])
-        if (
-            r"\\" not in tex
-        ):  # remove the inner <mrow>, which doubles the work and which only line breaks need
+        # remove the inner <mrow>, which doubles the work and which only line breaks need
+        if r"\\" not in tex:
             mathml[:] = mathml[0]
         ink = ziamath.Math(mathml, size=UNITS, margin=0)
         drawing = ink.svgxml()

@@ -2,6 +2,9 @@
 
 Strings, templates and regular expressions do not change. A line break stays where it can end a
 statement, because the modules contain no semicolons at the ends of lines.
+
+The package rjsmin does not fit, because the modules contain templates inside templates. It
+treats the inner template as code, and removes spaces from the text that a reader sees.
 """
 
 from __future__ import annotations
@@ -48,7 +51,7 @@ def _code(text: str, start: int, inside_template: bool) -> tuple[str, int]:
     end of the text.
     """
     out, depth, position = [], 0, start
-    plain = ""  # code that has no literal in it
+    plain = ""  # the code after the last literal
 
     def flush() -> None:
         nonlocal plain

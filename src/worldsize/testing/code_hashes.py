@@ -1,6 +1,8 @@
 """Compute hashes of Python code that do not change with comments, docstrings and layout.
 
 A test that only runs or parses programs does not need to run again after a change of a comment.
+The markers of sections are comments, too, but they decide which code a page shows. A change of
+a marker therefore changes the hash.
 """
 
 from __future__ import annotations
@@ -8,12 +10,15 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 from worldsize.model import atomic_write
 from worldsize.model.fingerprint import file_hashes
 
+# the comment at the beginning or at the end of a section
+_MARKER = re.compile(rb"^([ \t]*)#[ \t]*(--8<--[ \t]*\[.*\])[ \t\r]*$", re.MULTILINE)
 _DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -25,7 +30,10 @@ class CodeHashes:
         self.known: dict[str, str] | None = None  # hash of the file → hash of its code
 
     def of_folder(self, folder: Path) -> Iterator[str]:
-        """Yield a line with the path and the hash of each file; Python files by their code."""
+        """Yield a line with the path and a hash of each file.
+
+        For a Python file, this is the hash of its code.
+        """
         if self.known is None:
             self.known = self._read()
         new = {}
@@ -50,10 +58,11 @@ class CodeHashes:
 def code_hash(source: bytes) -> str:
     """Return the hash of the syntax tree of a program, without its docstrings.
 
-    The hash of a file that is not valid Python is the hash of its text.
+    Each marker of a section becomes a statement of the tree. If the result is not valid Python,
+    return the hash of the text.
     """
     try:
-        tree = ast.parse(source)
+        tree = ast.parse(_MARKER.sub(rb'\1_("\2")', source))
     except (SyntaxError, ValueError):
         return hashlib.sha256(source).hexdigest()
     for node in ast.walk(tree):

@@ -44,7 +44,7 @@ class ResultCache:
         self.path = root / ".cache" / f"passed{release}.json"
         self.known = self._read()
         self._folders: dict[str | Path, tuple[float, str]] = {}  # when it was read, its digest
-        self._code_hashes = CodeHashes(root / ".cache" / "code.json")
+        self._code_hashes = CodeHashes(root / ".cache" / "code_hashes.json")
 
     def _read(self) -> dict[str, str]:
         try:

@@ -1,7 +1,8 @@
 """Compare the trace of a new run with the stored trace, or store the new one.
 
 Lines, messages, collectives and the order of the steps must be equal. Values of variables may
-differ as far as kernels for different instruction sets differ. Times are not compared.
+differ a little, because the kernels of each instruction set round differently. Times are not
+compared.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from worldsize.model.traces import RECORDER, TRACES, TraceSettings, trace_path
 from worldsize.testing.program_check import CheckOptions, CheckResult, inputs
 
 MAX_COMPRESSED = 60_000  # bytes; the largest trace that a page may load
-TIME_LIMIT = 120.0  # seconds; every recorded program ends sooner, also if its ranks hang
-RELATIVE = 2e-3  # the difference between two numbers with four digits, apart from rounding
+TIME_LIMIT = 120.0  # seconds; every recorded program ends sooner, even if its ranks hang
+RELATIVE = 2e-3  # relative tolerance; numbers are stored with four digits
 NOT_COMPARED = ("times", "recorded")
 
 
@@ -61,7 +62,7 @@ def check_trace(
     if not found:
         return CheckResult(seconds, rerun_in_fresh_process=rerun)
     if not options.record:
-        hint = f"if that is right: make record WHAT={program.name}"
+        hint = f"if the new trace is right, run: make record WHAT={program.name}"
         raise BookError(f"{found}\n{hint}")
     text = load_recorder(program.root).trace_text(run.trace)
     if (size := compressed_size(text)) > MAX_COMPRESSED:
