@@ -90,7 +90,7 @@ export const crossed = (s, done) => {
   return [read, written]
 }
 
-// The matrices of which the k-th tile reads a part, and those of which it writes one.
+// The matrices from which the k-th tile reads a part, and the matrices to which it writes a part.
 const moves = (s, computed, k) => {
   const [i, j] = computed[k], [lastI, lastJ] = computed[k - 1] ?? [-1, -1]
   if (s.order === "queries-outside") return [[...i === lastI ? [] : ["Q"], "K", "V"], i === computed[k + 1]?.[0] ? [] : ["O"]]
@@ -163,20 +163,20 @@ export const controls = [
   slide("width", "width of a head, d", () => [64, 128, 256], 128),
   main(slide("rows", "queries in a tile", fitting, 128)),
   main(slide("columns", "keys in a tile", fitting, 128)),
-  { name: "order", label: "loop on the outside", options: () => ORDERS, first: ORDERS[0], text: value => value === ORDERS[0] ? "queries" : "keys" },
+  { name: "order", label: "outer loop over", options: () => ORDERS, first: ORDERS[0], text: value => value === ORDERS[0] ? "queries" : "keys" },
   { name: "mask", label: "mask", options: () => ["none", "causal"], first: "none", main: true },
   { name: "scores", label: "attention scores", options: () => SCORES, first: "random", text: value => value.replace("-", " ") },
-  slide("query", "query that is followed, in its tile", ({ rows }) => upTo(rows), 0, (value, { rows }) => `${value} of ${rows}`),
+  slide("query", "place of the followed query in its tile", ({ rows }) => upTo(rows), 0, (value, { rows }) => `${value} of ${rows}`),
   { ...slide("step", "tiles done", s => range(1, count(s) + 1), 13, (value, s) => `${value} of ${count(s)}`), at: true },
 ]
 const presets = [
   { name: "1,024 tokens", values: {} },
   { name: "causal mask", values: { mask: "causal" } },
   { name: "small tiles", values: { rows: 32, columns: 32 } },
-  { name: "loop over keys outside", values: { order: "keys-outside" } },
+  { name: "outer loop over keys", values: { order: "keys-outside" } },
 ]
 
-// The tiles of Q, K, V and O in the memory, and the one on the chip. Between two steps (part > 0) tiles move.
+// The tiles of Q, K, V and O in the memory, and the tiles on the chip. Between two steps (part > 0), tiles move.
 const draw = (svg, width, s, part = 0, brief = false) => {
   const out = []
   const put = (tag, attributes, text = "") => out.push(`<${tag} ${Object.entries(attributes)
@@ -229,7 +229,7 @@ const draw = (svg, width, s, part = 0, brief = false) => {
   label(left - 4, vTop + strip - 3, "V", "end soft")
   label(left + side / 2, foot + 15, width < 480 ? "scores: not stored" : "scores: never stored", "soft")
 
-  // the tiles of scores: which are done
+  // the tiles of scores, and which of them are done
   for (const i of sides(s)[0]) {
     for (const j of sides(s)[1]) {
       const what = kind(s, [i, j]), [[first, last], [begin, end]] = ends(s, [i, j]), ready = done.has(String([i, j]))
@@ -243,7 +243,7 @@ const draw = (svg, width, s, part = 0, brief = false) => {
     height: stretch(tile[0], s.rows)[1], class: "frame", style: "pointer-events: none" })
   put("path", { d: `M8 ${top + at(query + 0.5)}H${left + side}`, class: "frame dashed given", style: "pointer-events: none" })
 
-  // the chip, and what is on its way
+  // the chip, and the tiles that are moving
   const come = Math.min(1, part / 0.55), go = Math.max(0, (part - 0.75) / 0.25), starts = tile[1] === columns[0] && s.order === ORDERS[0]
   for (const name of ["S", ...parts]) put("rect", { ...onTheChip(name), class: "empty" })
   if (!next || come === 1) {
@@ -265,7 +265,7 @@ const draw = (svg, width, s, part = 0, brief = false) => {
   const [, [m, total, o]] = states.at(-1), line = foot - 42
   for (const [i, words] of [`query ${query}:`, `maximum ${whole(m)}`, `sum ${digits(total)}`, `output ${digits(o)}`].entries()) label(x0 + 8, line + 15 * i, words)
 
-  // what the followed query has added up, and how much of it was there before
+  // the output of the followed query after each tile, and the part of it that comes from earlier tiles
   const graph = (x, y, across) => {
     const high = 58, ground = y + 14 + high, largest = Math.max(...states.map(([, [, , each]]) => each)) || 1
     label(x, y, `output of query ${query}${columns.length <= 16 ? ", and its maximum" : ""}`, "start")
@@ -279,11 +279,11 @@ const draw = (svg, width, s, part = 0, brief = false) => {
       const bar = (from, to, opacity) => put("rect", { ...box, y: ground - to / largest * high, height: (to - from) / largest * high, class: "op-W", opacity })
       bar(0, kept, 1)
       bar(kept, o, 0.45)
-      put("rect", { ...box, y: ground - high, height: high, class: "grip", "data-tip": `keys ${begin}–${end}: ${digits(kept)} is kept from before, ${digits(o - kept)} is added, and the maximum is ${whole(m)}` })
+      put("rect", { ...box, y: ground - high, height: high, class: "grip", "data-tip": `keys ${begin}–${end}: ${digits(kept)} comes from earlier tiles, ${digits(o - kept)} is added, and the maximum is ${whole(m)}` })
       if (columns.length <= 16) label(box.x + box.width / 2, ground + 13, whole(m), "soft")
     })
     let key = x
-    for (const [opacity, words] of [[1, "from before, scaled"], [0.45, "added by this tile"]]) {
+    for (const [opacity, words] of [[1, "earlier tiles, scaled"], [0.45, "this tile"]]) {
       put("rect", { x: key, y: ground + 21, width: 9, height: 9, class: "op-W", opacity })
       label(key + 13, ground + 29, words)
       key += 26 + 5.6 * words.length
@@ -291,7 +291,7 @@ const draw = (svg, width, s, part = 0, brief = false) => {
     return ground + 34
   }
 
-  // the bytes, both on one scale
+  // the bytes of plain attention and of the tiles, on the same scale
   const bytes = (x, y, across) => {
     const parts = plainBytes(s), [read, written] = crossed(s, finished)
     const [byPlain, inAll] = [sum(parts.map(([, bytes]) => bytes)), sum(crossed(s, computed))]
@@ -342,12 +342,12 @@ export const start = place => {
     const said = facts(state)
     draw(svg, widthOf(place), state, 0, brief)
     const [, m, shrink, total, out] = said.history[said.now]
-    tell(`${said.done} tiles are done. The last one has ${said.tile}. ${toldMoves(said)} ${shrink === "0" ? `This is the first tile of query ${said.query}.` : `For query ${said.query}, the earlier output is multiplied by ${shrink}.`} The maximum is now ${m}, the sum ${total}, and the output ${out}.`)
-    svg.setAttribute("aria-label", `Two places. In the memory are the matrices Q, K, V and O, cut into tiles. On the chip is one tile of each, and one tile of scores. ${said.done} tiles are done; the last has ${said.tile}. Tiles have moved ${said.read} to the chip and ${said.written} back. Plain attention moves ${said["plain bytes"]}.`)
-    list([["tiles done", said.done], ["last tile", said.tile], ["bytes of this tile", said["this tile"]],
+    tell(`${said.done} tiles are done. The last one has ${said.tile}. ${toldMoves(said)} ${shrink === "0" ? `This is the first tile of query ${said.query}.` : `For query ${said.query}, the earlier output is multiplied by ${shrink}.`} The maximum is now ${m}, the sum is ${total}, and the output is ${out}.`)
+    svg.setAttribute("aria-label", `Two places, the memory and the chip. The memory contains the matrices Q, K, V and O, cut into tiles. The chip contains one tile of each matrix, and one tile of scores. ${said.done} tiles are done. The last one has ${said.tile}. Tiles have moved ${said.read} to the chip and ${said.written} back. Plain attention moves ${said["plain bytes"]}.`)
+    list([["tiles done", said.done], ["last tile", said.tile], ["bytes that the last tile moved", said["this tile"]],
       ["read so far", said.read], ["written so far", said.written], ["bytes of all tiles", said.bytes],
       ["bytes of plain attention", `${said["plain bytes"]}, ${said.ratio} times as much`],
-      ["tiles that the mask leaves", said.tiles], ["output, divided by the sum", said.output], ["plain output, of all keys", said["plain output"]],
+      ["tiles that must be computed", said.tiles], ["output, divided by the sum", said.output], ["output of plain attention, over all keys", said["plain output"]],
       ["FLOPs per byte", said.intensity], ["bytes on the chip", said.chip]])
     compare(said.history, said.now)
     return ["python attention_in_tiles.py", ...controls.map(({ name }) => `--${name} ${state[name]}`)].join(" ")

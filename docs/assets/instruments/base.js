@@ -113,7 +113,7 @@ export const drawing = caption => {
   return { svg, box }
 }
 
-// Draws an SVG again. A text of the class "on" directly after a shape gets the better of black and white.
+// Draws an SVG again. A text of the class "on" directly after a shape becomes black or white, for the higher contrast.
 export const fill = (svg, width, height, inside) => {
   svg.setAttribute("viewBox", `0 0 ${width} ${height}`)
   svg.setAttribute("width", width)
@@ -123,7 +123,7 @@ export const fill = (svg, width, height, inside) => {
   svg.dispatchEvent(new Event("filled"))
 }
 
-// What an instrument shows: the picture, with elements above it, and below the controls more elements, facts and a table.
+// What an instrument shows: the picture, with elements above it. Below the controls come more elements, facts and a table.
 export const picture = (caption, columns, { above = [], below = [] } = {}) => {
   const { svg, box } = drawing(caption)
   const terms = element("dl", { class: "instrument-facts" })
@@ -133,7 +133,7 @@ export const picture = (caption, columns, { above = [], below = [] } = {}) => {
     element("caption", {}, caption), element("thead", {}, element("tr", {}, ...head)), body)
   const list = rows => terms.replaceChildren(...rows.map(([name, words]) =>
     element("div", {}, element("dt", {}, name), element("dd", {}, joined(words)))))
-  // By name the cells of a row, or one across them all; the best has a word behind a cell.
+  // `others` has for each name the cells of a row, or one cell for the whole row. The row `best` has a word after a cell.
   const compare = (others, chosen, best, column, word) => body.replaceChildren(
     ...Object.entries(others).map(([name, cells]) => element("tr",
       name === chosen ? { "aria-current": "true" } : {}, element("th", { scope: "row" }, name),
@@ -145,7 +145,7 @@ export const picture = (caption, columns, { above = [], below = [] } = {}) => {
     below: element("div", { class: "instrument-picture" }, ...below, terms, busy(), table) } }
 }
 
-// Says in place of the result that it is being computed: what is "picture" or "table", or empty at the end.
+// Shows, instead of a result, that it is being computed. `what` is "picture" or "table", and it is empty at the end.
 export const computing = (place, what) => {
   clearTimeout(place.computing)
   const say = () => {
@@ -172,9 +172,9 @@ export const still = () => matchMedia("(prefers-reduced-motion: reduce)").matche
 // Whether an instrument is a small one in a chapter. It shows the picture and the main controls.
 export const embedded = place => place.dataset.state !== undefined
 
-// A control has a name (in the address), a label, options(state) → values, text(value, state), what
-// it is at first, whether it is a slider, and whether it is a main control. A main control is below the picture, `at: true`
-// puts it beside the buttons of a player, and the others are folded. A control that has valid(text) in place of options is a
+// A control has a name (in the address), a label, options(state) → values, text(value, state), its
+// first value, whether it is a slider, and whether it is a main control. A main control is below the picture, `at: true`
+// puts it next to the buttons of a player, and the others are folded. A control that has valid(text) instead of options is a
 // field to type in. A preset has a name and values. `show(state, tell)` draws, and returns the command that
 // prints the same numbers. `demo` has the name of a control, perhaps values, and a beat in ms, for the page of all instruments.
 export const instrument = (place, { controls, presets = [], show, output, bar, demo }) => {
@@ -297,13 +297,13 @@ export const instrument = (place, { controls, presets = [], show, output, bar, d
       const value = slider ? options(state)[input.value] : read(name, input.value.trim(), state)
       if (value !== undefined) return change({ [name]: value })
       input.setAttribute("aria-invalid", true)
-      tell(`${label}: what is typed is not understood.`)
+      tell(`${label}: this input is not valid.`)
     })
   }
   for (const each of [form, folded]) each.addEventListener("submit", event => event.preventDefault())
 
   const copy = (text, what) => navigator.clipboard?.writeText(text).then(
-    () => tell(`${what} is copied.`), () => tell("The browser does not let a page copy."))
+    () => tell(`${what} is copied.`), () => tell("The browser does not allow this page to copy text."))
   const work = element("div", { class: "instrument-work" }, output.stage)
   const made = { state, change, button, play: () => {}, pause: () => {} }
   if (gallery) {

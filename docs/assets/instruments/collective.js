@@ -304,7 +304,7 @@ const draw = (svg, width, state, part) => {
   }
   spot.forEach(([cx, cy], rank) => {
     const sends = next.filter(([from]) => from === rank).map(([, to, chunks]) =>
-      ` sends ${inBytes(chunks.length * state.size / n)} to rank ${to}${far(rank, to) ? " in another node" : ""}`)
+      ` sends ${inBytes(chunks.length * state.size / n)} to rank ${to}${far(rank, to) ? " in a different node" : ""}`)
     put("circle", { cx, cy, r: radius, fill: hue(rank, n), ...!part && { "data-tip": `rank ${rank}${sends.join(", and") || " sends nothing in the next step"}` } })
     put("text", { x: cx, y: cy + 4, class: "on" }, rank)
   })
@@ -379,7 +379,7 @@ export const start = place => {
     const rows = [
       ["time, T", `${said.formula} = ${said.sum} = ${said.time}`],
       ["bytes that each rank has sent so far", said["so far"]], ["bytes that each rank sends in total", said.sent],
-      ["minimum for the busiest rank", said.least],
+      ["minimum that the busiest rank must send", said.least],
       ["algorithm bandwidth, algbw", said.algbw], ["bus bandwidth, busbw", said.busbw]]
     list(rows)
     const short = Object.entries(said.others).map(([name, cells]) => [LABELS[name], cells.map(words => words.replace(" steps", ""))])
@@ -391,7 +391,7 @@ export const start = place => {
   const done = collective => ({
     "all-reduce": "Every rank has the sum of every chunk.", "reduce-scatter": "Rank r has the sum of chunk r.",
     "all-gather": "Every rank has the chunk of every rank.", "all-to-all": "Rank r has piece r of every rank.",
-    "broadcast": "Every rank has what rank 0 had.",
+    "broadcast": "Every rank has the data of rank 0.",
   })[collective]
 
   const made = instrument(place, { controls, presets, show, output, bar })

@@ -262,7 +262,7 @@ const sums = (width, above, x, [term, f, divisor], times, name) => {
   }
   for (const i of new Set(upTo(9).map(k => Math.round(k * times / 8)))) {
     const v = totals[Math.min(i, stops)]
-    if (Number.isFinite(v)) out.push(`<circle cx="${along(i).toFixed(1)}" cy="${up(v).toFixed(1)}" r="12" class="grip" data-tip="after ${i} terms: ${written(v)}, exactly ${written(x * i)}"/>`)
+    if (Number.isFinite(v)) out.push(`<circle cx="${along(i).toFixed(1)}" cy="${up(v).toFixed(1)}" r="12" class="grip" data-tip="after ${i} terms: ${written(v)}, exact sum ${written(x * i)}"/>`)
   }
   return out.join("")
 }
@@ -276,7 +276,7 @@ const bars = (width, above, values, name) => {
     const tall = Math.abs(v) / most * half
     return `<rect x="${(left(i) + 1).toFixed(1)}" y="${(v < 0 ? axis : axis - tall).toFixed(1)}" width="${(pitch - 3).toFixed(1)}" height="${tall.toFixed(1)}" class="${kind}"${tip}/>`
   }
-  const out = [label(0, above - 10, "start", `block: numbers (outlines), and what is stored (filled)`)]
+  const out = [label(0, above - 10, "start", `block: given (outlined) and stored (filled) numbers`)]
   for (const [k, scale] of each.entries()) {
     const unit = scale * factor, from = left(k * size).toFixed(1), to = (left(Math.min(values.length, (k + 1) * size)) - 2).toFixed(1)
     for (const element of [-6, -4, -3, -2, -1.5, -1, -0.5, 0, 0.5, 1, 1.5, 2, 3, 4, 6]) {
@@ -325,7 +325,7 @@ export const start = place => {
       ? ` The sum stops after ${after}. There the next number is ${said.spacing} away, and a term is at most half of this step.`
       : ` The sum stops after ${after}, at the largest number of this format.`
     tell(`${said.number} is stored as ${said.stored} in ${name}, with a relative error of ${said.lost}. The sum of ${times} such number${times === 1 ? "" : "s"} is ${said.sum}, and the exact sum is ${said.exact}.${stalls}${block ? ` The block has ${said.block}.` : ""}`)
-    svg.setAttribute("aria-label", `${said.stored} on a line between its neighbours ${said.below} and ${said.above}, and the sum of ${times} terms, which ends at ${said.sum} where the exact one ends at ${said.exact}.`)
+    svg.setAttribute("aria-label", `${said.stored} on a line between its neighbours ${said.below} and ${said.above}, and the sum of ${times} terms, which ends at ${said.sum}. The exact sum ends at ${said.exact}.`)
     list([["stored number", said.stored], ["relative error", said.lost], ["bits", said.bits], ["value of the bits", said.says],
       ["scale", said.scale], ["neighbours", `below ${said.below}, above ${said.above}`], ["block", said.block],
       [`sum of ${times} terms`, said.sum], ["exact sum", said.exact], ["sum stops", said.still], ["step at the end of the sum", said.spacing]])

@@ -3,7 +3,7 @@ import { fill, joined } from "./base.js"
 import { closedForm, GIB, memory, total } from "./layouts.js"
 import { called, fixed, fullestOf, timedLayouts } from "./timed_layouts.js"
 
-// For each TP and PP the fastest layout that fits, or else the one that needs the least memory.
+// For each TP and PP, the fastest layout that fits. If no layout fits, the layout that needs the least memory.
 export const layoutMap = (s, gpus, sequence, batch, gpu) => {
   const room = memory.room * gpu.memory, best = new Map(), lean = new Map()
   for (const { layout, step } of timedLayouts(s, gpus, sequence, batch, gpu)) {
@@ -22,7 +22,7 @@ export const layoutMap = (s, gpus, sequence, batch, gpu) => {
   })
 }
 
-// A layout as a reader would say it.
+// A layout in words.
 export const inWords = l => [
   `${l.dp}-way data parallel`, l.tp > 1 && `${l.tp}-way tensor parallel`,
   l.pp > 1 && `${l.pp} pipeline stages${l.virtual > 1 ? ` with ${l.virtual} chunks each` : ""}`,
@@ -49,7 +49,7 @@ export const drawMap = (svg, width, cells) => {
   for (const each of cells) {
     const x = left + columns.indexOf(each.pp) * wide, y = top + rows.indexOf(each.tp) * high, w = wide - 3, h = high - 3
     const box = `x="${x}" y="${y}" width="${w}" height="${h}" fill="${colour(each.seconds)}"`
-    const said = `${inWords(each.layout)}: ${each.time} a step, ${each.needs} on the fullest GPU, ${each.fits ? "fits" : "does not fit"}`
+    const said = `${inWords(each.layout)}: ${each.time} per step, ${each.needs} on the fullest GPU, ${each.fits ? "fits" : "does not fit"}`
     out.push(`<rect ${box} data-tip="${said}"/>`)
     if (!each.fits) out.push(hatch(x, y, w, h), `<rect x="${x + w / 2 - 19}" y="${y + 8}" width="38" height="${h - 16}" fill="${colour(each.seconds)}" pointer-events="none"/>`)
     out.push(`<text x="${x + w / 2}" y="${y + h / 2 + 4}" class="on">${each.seconds < 100 ? fixed(each.seconds, each.seconds < 10 ? 2 : 1) : fixed(each.seconds)}</text>`)
@@ -66,5 +66,5 @@ export const drawMap = (svg, width, cells) => {
   x += 106
   if (x + 80 < width && first) out.push(`<rect x="${x + 1}" y="${y - 9}" width="20" height="10" class="frame"/>`, `<text x="${x + 28}" y="${y}" class="start soft">fastest</text>`)
   fill(svg, width, y + 8, out.join(""))
-  svg.setAttribute("aria-label", joined(`The fastest layout for each TP and PP. ${first ? `Fastest that fits: ${inWords(first.layout)}, ${first.time} a step.` : "No layout fits."}`))
+  svg.setAttribute("aria-label", joined(`The fastest layout for each TP and PP. ${first ? `Fastest that fits: ${inWords(first.layout)}, ${first.time} per step.` : "No layout fits."}`))
 }

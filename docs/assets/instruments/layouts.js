@@ -152,7 +152,7 @@ const allocator = () => {
       put(each)
     }
   }
-  const take = () => { // the most since the last call
+  const take = () => { // the largest number of bytes since the last call
     const most = Math.max(top, allocated) * UNIT
     top = 0
     return most
@@ -446,7 +446,7 @@ export const whyNot = (s, l) => {
   return ""
 }
 
-// ---- bars of parts: [label, value, parts], and lines: [at, words, class]; words(x) is what a part's tooltip says
+// ---- bars of parts: [label, value, parts], and lines: [at, words, class]; words(x) is the text of a part's tooltip
 
 export const bars = (svg, width, rows, most, words, lines = []) => {
   const names = Object.keys(rows[0][2]), row = rows.length > 16 ? 17 : 24, left = 108, top = lines.length && 20, scale = (width - left - 8) / (1.06 * most)
@@ -477,13 +477,13 @@ export const bars = (svg, width, rows, most, words, lines = []) => {
   fill(svg, width, y + 6, out.join(""))
 }
 
-// ---- a worker for each module computes one answer at a time; of the questions of a place, only the last one waits
+// ---- a worker for each module, which computes one answer at a time; only the newest question of each place waits
 
 const workers = new Map()
 
 const start = name => {
   const worker = new Worker(new URL("worker.js", import.meta.url), { type: "module", name })
-  const waiting = new Map() // by place, its question and what takes the answer
+  const waiting = new Map() // for each place, its question and the function that receives the answer
   let asked
   const next = () => {
     const [first] = waiting
@@ -507,7 +507,8 @@ const start = name => {
   }
 }
 
-// Calls a function of the module at `url` in a worker: the question is its name and its arguments. Meanwhile the picture or the table waits.
+// Calls a function of the module at `url` in a worker. The question is the name of the function and its arguments.
+// Until the answer is there, the picture or the table (`what`) shows that it is being computed.
 export const ask = (url, place, question, answer, what = "picture") => {
   const name = url.split("?")[0]
   computing(place, what)

@@ -68,7 +68,7 @@ export const facts = (s, l, sequence, gpu, every = memoryOfStages(s, l, sequence
   }
 }
 
-// The memory of a stage along a step, for the worker.
+// The memory of a stage during a step, for the worker.
 export const step = async (...given) => (await import("./step_memory.js")).step(...given)
 
 // ---- the page
@@ -183,4 +183,4 @@ export const start = place => {
   made = instrument(place, { controls, presets, show, output, demo: { name: "zero", beat: 1500 } })
 }
 
-for (const place of globalThis.document?.querySelectorAll("#memory.instrument") ?? []) start(place) // and none in a worker
+for (const place of globalThis.document?.querySelectorAll("#memory.instrument") ?? []) start(place) // a worker has no document

@@ -1,6 +1,7 @@
 import { still } from "./base.js"
 
-// Something drawn with data-drag="name" follows the pointer: move(name, x, at) has x in the drawing, and where it began.
+// Something drawn with data-drag="name" follows the pointer. move(name, x, began) gets the x of the pointer in
+// the drawing, and the x at which the drag began.
 export const draggable = (svg, move) => {
   let held, began
   const along = event => new DOMPoint(event.clientX, event.clientY).matrixTransform(svg.getScreenCTM().inverse()).x
@@ -16,8 +17,8 @@ export const draggable = (svg, move) => {
   for (const end of ["pointerup", "pointercancel"]) svg.addEventListener(end, () => { held = undefined })
 }
 
-// Play, Step back and Step before the slider `name` in `bar`; draw(part) shows part of the way to its next value.
-// With `begins`, it plays once by itself as soon as the reader sees the picture, without a word to a screen reader.
+// Play, Step back and Step before the slider `name` in `bar`; draw(part) shows this part of the way to its next value.
+// With `begins`, it plays once by itself as soon as the reader sees the picture, and screen readers announce nothing.
 // A step lasts `least` ms or more.
 export const player = (place, bar, name, made, last, draw, { begins = false, least = 100 } = {}) => {
   const { state, change, button } = made

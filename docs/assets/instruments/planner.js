@@ -121,12 +121,12 @@ export const start = place => {
     if (rows.length) {
       bars(strips, widthOf(place), order.map((i, k) => [`layout ${k + 1}`, rows[i].cells[0], rows[i].parts]), Math.max(...rows.map(row => number(row.cells[0]))), x => `${fixed(x, 2)} s`)
     }
-    strips.setAttribute("aria-label", `A bar for each layout: a step's seconds by activity. ${first.at(-1)?.join(": ") ?? ""}`)
-    const none = `none of ${count} layouts fits; plan.py says what would`
+    strips.setAttribute("aria-label", `A bar for each layout: the seconds of a step, by activity. ${first.at(-1)?.join(": ") ?? ""}`)
+    const none = `none of ${count} layouts fits; plan.py prints what to change`
     list([["found", rows.length ? `${rows.length} of ${count} layouts` : none], ...first,
       ...nearest.slice(0, 1).map(line => ["nearest that does not fit", line])])
     const { layout, cells: values } = rows[order[0]] ?? {}
-    say(rows.length ? `${order[0] ? `First by ${state.sort}` : "The fastest layout that fits"}: ${inWords(layout)}. A step takes ${joined(values[0])}, and a GPU needs ${joined(values[4])}.`
+    say(rows.length ? `${order[0] ? `The first layout in the list, sorted by ${state.sort}` : "The fastest layout that fits"}: ${inWords(layout)}. A step takes ${joined(values[0])}, and a GPU needs ${joined(values[4])}.`
       : `None of the ${count} layouts fits.`)
   }
 

@@ -119,7 +119,7 @@ const draw = (svg, width, state, said) => {
   put((Math.max(LEFT, 60) + middle) / 2, 20, "", width < 500 ? "limited by memory" : "← limited by memory")
   put((middle + width) / 2, 20, "", width < 500 ? "by arithmetic" : "limited by arithmetic →")
 
-  // the way of decode and of prefill from one sequence to very many, and where the memory is full
+  // the path of decode and of prefill from one sequence to very many, and the place where the memory is full
   const shape = MODELS[state.model], ceiling = ceilingOf(shape, state.context), fits = fitting(shape, state.context, GPUS[state.gpu])
   const intensityOf = (name, batch) => {
     const [flops, moved] = pointsOf({ ...state, batch })[name]
@@ -170,7 +170,7 @@ const draw = (svg, width, state, said) => {
 }
 
 export const start = place => {
-  const { svg, list, compare, output } = picture("Upper limits of all operations", ["operation", "FLOPs per byte", "TFLOP/s, at most", "time, at least"])
+  const { svg, list, compare, output } = picture("Upper limits of all operations", ["operation", "FLOPs per byte", "highest TFLOP/s", "shortest time"])
   const bar = element("div", { class: "instrument-foot" })
   let said
   const show = (state, tell) => {

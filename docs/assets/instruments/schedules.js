@@ -33,7 +33,7 @@ const vee = (p, r, steps) => {
 }
 
 // The path of one micro-batch is repeated every six units. Each F and B runs as early as its input and the limit of
-// `most` live micro-batches allow, and a W where neither can run.
+// `most` live micro-batches allow. A W runs when neither an F nor a B can run.
 const fromBlock = (p, m, most, starts) => {
   const first = (a, b) => (a[0] === b[0] ? 0 : a[0] - b[0]) || (a[1] < b[1] ? -1 : 1)
   const queues = upTo(p).map(r => {
@@ -193,7 +193,7 @@ export const facts = (name, p, m, v, f, b, w, link, pace) => {
   }
 }
 
-// What each rank computes at `at` sixtieths of the longest of these schedules.
+// The operation of each rank when `at` sixtieths of the longest of these schedules have passed.
 export const moment = (names, at, p, m, v, ...times) => {
   const lines = names.map(name => timeline(name, p, m, v, ...times)), scales = names.map(name => 12 / chunks(name, v))
   const length = Math.max(...lines.map((spans, i) => endOf(spans) * scales[i]))
@@ -220,7 +220,7 @@ export const controls = [
     options: ({ schedule, ranks }) => oneTo(24).filter(m => !whyNot(schedule, ranks, m)) },
   { name: "other", label: "second schedule, to compare", first: "zb-v", main: true, text: name => LABELS[name],
     options: () => ["none", ...NAMES] },
-  { name: "chunks", label: "chunks in a rank, v", options: ({ schedule }) => schedule === "interleaved" ? [2, 3, 4] : [2], first: 2, slider: true },
+  { name: "chunks", label: "chunks on each rank, v", options: ({ schedule }) => schedule === "interleaved" ? [2, 3, 4] : [2], first: 2, slider: true },
   { ...timesOf("forward"), label: "time of a forward pass, F" },
   { ...timesOf("backward"), label: "time of the gradients of activations, B" },
   { ...timesOf("weights"), label: "time of the gradients of weights, W" },
@@ -339,7 +339,7 @@ export const start = place => {
     const whole = names.map(name => `A step of ${LABELS[name]} takes ${said.others[name][0]}, and the ranks are idle for ${said.others[name][1]} of this time.`).join(" ")
     const busy = now && names.map((name, i) => `${now.ranks[i].split(" ").filter(each => each !== "idle").length} of ${ranks} ranks with ${LABELS[name]}`).join(" and ")
     tell(now ? `After ${now.time}, ${busy} are computing.` : whole)
-    svg.setAttribute("aria-label", `The operations of ${ranks} ranks on a time axis, and under each rank how many micro-batches it holds. ${whole} ${now ? `The cursor is at ${now.time}. From rank 0 on, the operations of ${LABELS[schedule]} are ${now.ranks[0]}.` : `With ${LABELS[schedule]}, the ranks hold at most, from rank 0 on, ${said.live} micro-batches.`}`)
+    svg.setAttribute("aria-label", `The operations of ${ranks} ranks on a time axis, and under each rank how many micro-batches it holds. ${whole} ${now ? `The cursor is at ${now.time}. From rank 0 on, the operations of ${LABELS[schedule]} are ${now.ranks[0]}.` : `From rank 0 on, the largest numbers of micro-batches that the ranks hold with ${LABELS[schedule]} are ${said.live}.`}`)
     list([["time of a step", said.time], ["idle time (bubble)", said.bubble], ["bubble by the formula", said.formula],
       ["most micro-batches held, from rank 0 on", said.live],
       ...now ? names.map((name, i) => [`operations at the cursor, ${LABELS[name]}, from rank 0 on`, now.ranks[i]]) : []])

@@ -208,7 +208,7 @@ const drawRun = (put, width, s, run, moment) => {
       if (kind === "done" || end < from || begin > moment) return
       put("rect", { x: x(begin), y: top + i * row, width: Math.max(0.4, x(end) - x(begin)), height: kind === "queue" ? 2 : row - 1.5,
         class: { queue: "live", prefill: "op-B", decode: "op-F" }[kind],
-        "data-tip": `request ${r.number}, ${r.prompt} tokens in and ${r.answer} out: ${{ queue: "waiting", prefill: "prefill", decode: "decode" }[kind]} for ${time(end - begin)}` })
+        "data-tip": `request ${r.number}, with a prompt of ${r.prompt} tokens and an answer of ${r.answer}: ${{ queue: "waiting", prefill: "prefill", decode: "decode" }[kind]} for ${time(end - begin)}` })
     })
   })
   put("path", { d: `M0 ${top + ROWS * row}H${width}`, class: "line" })
@@ -251,7 +251,7 @@ const drawCache = (put, width, top, s, now) => {
   return top + lines * (tall + 2) + 26
 }
 
-// The waiting times of all requests on a logarithmic axis, and which share of them is in time.
+// The waiting times of all requests on a logarithmic axis, and the percentage of the requests that are in time.
 const drawWaits = (put, x0, top, width, s, run, mine, moment) => {
   const beside = x0 > 0, [low, high] = [1e7, 2e10]
   const x = (value, from, across) => from + Math.max(0, Math.min(1, Math.log(value / low) / Math.log(high / low))) * across
@@ -331,7 +331,7 @@ const draw = (svg, second, width, s, part, brief) => {
 }
 
 export const start = async place => {
-  // Until a browser has compiled it a run is slow: one at a time at first, so that none holds the page up.
+  // A run is slow until the browser has compiled its code. So compute one run at a time at first: the page stays responsive.
   const first = { ...FIXED, ...Object.fromEntries(controls.map(({ name, first }) => [name, first])) }
   for (const load of LOADS) {
     measure(first, load)
@@ -345,11 +345,11 @@ export const start = async place => {
     const s = { ...FIXED, ...state }, said = facts(s, LOADS)
     draw(svg, second, widthOf(place), s, 0, brief)
     tell(`With ${s.rate} requests per second, ${said.kept} of the requests are in time, and the server generates ${said.throughput}. Requests after ${said.moment}: ${said.now}.`)
-    svg.setAttribute("aria-label", `A row for each request shows when it waits, when its prompt is processed, and when its answer is generated. Requests now: ${said.now}. Below, the KV cache: ${said.blocks} blocks are taken. The waiting times of all requests: ${said.kept} are in time.`)
+    svg.setAttribute("aria-label", `A row for each request shows when it waits, when its prompt is processed, and when its answer is generated. Requests now: ${said.now}. Below, the KV cache: ${said.blocks} blocks are taken. Then the waiting times of all requests: ${said.kept} of the requests are in time.`)
     second.setAttribute("aria-label", `Curves over the load. With ${s.rate} requests per second, the time to first token is ${said.ttft} (median and 99th percentile). Goodput is highest with ${said.best} requests per second.`)
     list([["in time", said.kept], ["throughput", said.throughput], ["TTFT, median and p99", said.ttft],
       ["longest gap, median and p99", said.gap], ["preemptions", said.again],
-      ["requests now", said.now], ["blocks taken", said.blocks], ["of these filled", said.filled]])
+      ["requests now", said.now], ["blocks taken", said.blocks], ["filled part of these blocks", said.filled]])
     compare(said.loads, String(s.rate), said.best, 4, "best")
     return ["python serving_load.py", ...Object.entries(s).map(([name, value]) => `--${name} ${value}`)].join(" ")
   }

@@ -1,8 +1,8 @@
-// The memory of a stage along a step, as snippets/planner/step_memory.py computes it, and its picture.
+// The memory of a stage during a step, as snippets/planner/step_memory.py computes it, and its picture.
 import { fill, hue, inBytes, sum, upTo } from "./base.js"
 import { closedForm, layerActivationBytes, memory, mlpActivationBytes, replay, stages, withUnseen } from "./layouts.js"
 
-// A moment: its kind, the micro-batch, the layer, the layers with activations, the bytes allocated at most.
+// A moment: its kind, the micro-batch, the layer, the layers with activations, the largest number of allocated bytes.
 export const moments = (s, l, sequence, index) => {
   const { layers, head } = stages(s, l.pp)[index]
   let made = [], live = 0, at = 0, forwards = 0, backwards = 0, passing = "forward"
@@ -122,5 +122,5 @@ export const drawStep = (svg, width, { groups, moment }, index, room, size, chos
     here += wide
   }
   fill(svg, width, line + 6, out.join(""))
-  svg.setAttribute("aria-label", `The memory of stage ${index} along one step, divided into its parts. The fullest moment is the ${moment}.`)
+  svg.setAttribute("aria-label", `The memory of stage ${index} during one step, divided into its parts. The fullest moment is the ${moment}.`)
 }
