@@ -14,10 +14,20 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from worldsize.model.program import GLOO_ONLY, GPU_COMMANDS, gpu_commands
+from worldsize.execution.requirements import gpus_needed
+from worldsize.model.program import GLOO_ONLY, GPU_COMMANDS, Program, gpu_commands
 
 ROOT = Path(__file__).resolve().parent.parent
-INPUTS = ["snippets/gpu.toml", "src/worldsize/model", "code of snippets"]
+INPUTS = [
+    ".github/workflows/gpu.yml",
+    "docs/01_ranks_on_one_gpu.md",
+    "snippets/gpu.toml",
+    "src/worldsize/execution",
+    "src/worldsize/model",
+    "snippets",
+    "labs",
+    "assessment",
+]
 SETTINGS = ("TORCH_NCCL_BLOCKING_WAIT", "NCCL_RUNTIME_CONNECT")
 
 
@@ -52,6 +62,22 @@ def test_each_program_that_uses_only_gloo_is_listed_with_its_reason() -> None:
 def test_programs_about_errors_are_recorded_on_gpus() -> None:
     assert len(WITH_LIMITS) == 12
     assert set(WITH_LIMITS) <= set(gpu_commands(ROOT))
+
+
+def test_the_workflow_and_the_page_say_how_many_programs_one_gpu_can_check() -> None:
+    """A wrong number is corrected in .github/workflows/gpu.yml and in the page."""
+    programs = [Program(ROOT, ROOT / name) for name in gpu_commands(ROOT)]
+    ranks = [gpus_needed(program.gpu_template) for program in programs]
+    own = sum(program.needs_own_gpus for program in programs)
+    single, several = ranks.count(1), len(ranks) - ranks.count(1)
+    workflow = (ROOT / ".github/workflows/gpu.yml").read_text("utf-8").replace("\n# ", " ")
+    page = (ROOT / "docs/01_ranks_on_one_gpu.md").read_text("utf-8").replace("\n", " ")
+    assert own == 2 and max(ranks) == 8
+    assert f"snippets/gpu.toml lists {len(ranks)} programs." in workflow
+    can = f"one GPU can check {len(ranks) - own} of them: {single} with one rank"
+    assert f"{can}, and {several - own} that torchrun starts with 2 to 8 ranks." in workflow
+    assert f"The book has {several} programs with 2 to 8 ranks" in page
+    assert f"One GPU is enough for {several - own} of them." in page
 
 
 @pytest.mark.parametrize("name", WITH_LIMITS)
