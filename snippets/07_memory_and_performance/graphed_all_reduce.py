@@ -52,7 +52,7 @@ class Step:
         self.weights -= RATE * gradient
 
 
-def captured(step: Step) -> Callable[[], None]:
+def capture_step(step: Step) -> Callable[[], None]:
     """Warm up on a side stream, and record one step without running it."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
@@ -73,7 +73,7 @@ def captured(step: Step) -> Callable[[], None]:
 def train(device: torch.device, graph: bool) -> tuple[torch.Tensor, float]:
     """Return the weights after all steps, on the CPU, and the seconds of each step."""
     step = Step(device)
-    run = captured(step) if graph else step
+    run = capture_step(step) if graph else step
     batches = all_batches(dist.get_world_size())[:, dist.get_rank()].to(device)
     dist.barrier()
     begin = time.perf_counter()
