@@ -134,7 +134,8 @@ def main() -> None:
     # Rank 0 times out first. With gloo, this closes its connections, so the others fail, too.
     later = 60 if device.type == "cpu" else 12
     limit = timedelta(seconds=8 if dist.get_rank() == 0 else later)
-    dist.distributed_c10d._set_pg_timeout(limit)  # of the default group
+    older = dist.distributed_c10d._set_pg_timeout  # the name in older releases
+    getattr(dist, "set_timeout", older)(limit)  # of the default group
     try:
         for number in range(4):
             step(number)
