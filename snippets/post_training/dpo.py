@@ -230,20 +230,24 @@ def draw_arrow(x: float, y: float, to: float) -> str:
 def draw(bars: dict[str, tuple[float, ...]]) -> str:
     """Above: one step of DPO. Below: where the probability is before and after."""
     parts = [
-        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 720 330" '
+        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 720 334" '
         'font-family="system-ui, sans-serif">',
         draw_text(4, 18, "One step of DPO", INK, 15, 'font-weight="600"'),
         draw_box(
-            4, 30, 150, ["pairs in a file:", "prompt [[(", "chosen )]]", "rejected )])"], MUTED
+            4,
+            30,
+            150,
+            ["pairs in a file:", "prompt [[((", "chosen ))]]", "rejected ))])"],
+            MUTED,
         ),
         draw_arrow(154, 54, 200),
         draw_arrow(154, 96, 200),
         draw_box(200, 30, 190, ["policy: log p of both"], BLUE),
         draw_box(200, 78, 190, ["reference: log p of both", "(never changes)"], MUTED),
-        draw_arrow(390, 54, 440),
-        draw_arrow(390, 96, 440),
-        draw_box(440, 42, 120, ["margin:", "how much more", "chosen gained"], BLUE),
-        draw_arrow(560, 72, 606),
+        draw_arrow(390, 54, 432),
+        draw_arrow(390, 96, 432),
+        draw_box(432, 42, 140, ["margin:", "how much more", "chosen gained"], BLUE),
+        draw_arrow(572, 72, 606),
         draw_box(606, 50, 110, ["loss, gradient"], BLUE),
         draw_text(4, 170, "Mean probability of the answers", INK, 15, 'font-weight="600"'),
     ]
@@ -257,8 +261,9 @@ def draw(bars: dict[str, tuple[float, ...]]) -> str:
             style = f'fill="{colour}" fill-opacity="0.25" stroke="{colour}"'
             parts.append(f'<rect x="{left}" y="{y}" width="{width}" height="30" {style}/>')
             if width > 60:
-                parts.append(draw_text(left + 6, y + 20, f"{label} {value:.2f}"))
+                parts.append(draw_text(left + 6, y + 20, label))
             left = round(left + width, 1)
+    parts += [draw_text(200, 328, "0"), draw_text(442, 328, "0.5"), draw_text(694, 328, "1")]
     return "\n".join([*parts, "</svg>", ""])
 
 
