@@ -284,21 +284,21 @@ def compare_samplers(policy: Policy, frozen: Policy, rng: torch.Generator) -> di
     return results
 
 
-def draw_text(
+def svg_text(
     x: float, y: float, words: str, colour: str = INK, size: int = 14, extra=""
 ) -> str:
     return f'<text x="{x}" y="{y}" fill="{colour}" font-size="{size}" {extra}>{words}</text>'
 
 
-def draw_box(x: float, y: float, width: float, lines: list[str], colour: str) -> str:
+def svg_box(x: float, y: float, width: float, lines: list[str], colour: str) -> str:
     """A box with one line of text above the other."""
     height = 12 + 18 * len(lines)
     style = f'fill="{colour}" fill-opacity="0.15" stroke="{colour}" rx="4"'
     box = f'<rect x="{x}" y="{y}" width="{width}" height="{height}" {style}/>'
-    return box + "".join(draw_text(x + 8, y + 20 + 18 * i, s) for i, s in enumerate(lines))
+    return box + "".join(svg_text(x + 8, y + 20 + 18 * i, s) for i, s in enumerate(lines))
 
 
-def draw_arrow(x: float, y: float, to: float) -> str:
+def svg_arrow(x: float, y: float, to: float) -> str:
     head = f"M {to} {y} l -8 -4 v 8 z"
     return f'<path d="M {x} {y} H {to}" stroke="{INK}"/><path d="{head}" fill="{INK}"/>'
 
@@ -309,24 +309,24 @@ def draw(sent: int, weights: int) -> str:
         [
             '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 720 200" '
             'font-family="system-ui, sans-serif">',
-            draw_text(4, 18, "Trainer", INK, 15, 'font-weight="600"'),
-            draw_box(
+            svg_text(4, 18, "Trainer", INK, 15, 'font-weight="600"'),
+            svg_box(
                 4, 30, 250, [f"frozen W: {weights:,} bytes", "= the reference model"], MUTED
             ),
-            draw_box(4, 90, 250, [f"A and B: {sent:,} bytes"], BLUE),
-            draw_box(4, 132, 250, ["gradients and AdamW of A and B"], BLUE),
-            draw_text(290, 98, "weight sync:", BLUE),
-            draw_text(290, 126, f"{sent:,} bytes", BLUE),
-            draw_arrow(254, 106, 440),
-            draw_text(440, 18, "Sampler", INK, 15, 'font-weight="600"'),
-            draw_box(
+            svg_box(4, 90, 250, [f"A and B: {sent:,} bytes"], BLUE),
+            svg_box(4, 132, 250, ["gradients and AdamW of A and B"], BLUE),
+            svg_text(290, 98, "weight sync:", BLUE),
+            svg_text(290, 126, f"{sent:,} bytes", BLUE),
+            svg_arrow(254, 106, 440),
+            svg_text(440, 18, "Sampler", INK, 15, 'font-weight="600"'),
+            svg_box(
                 440,
                 30,
                 270,
                 [f"frozen W: {weights:,} bytes", "sent once, before the run"],
                 MUTED,
             ),
-            draw_box(
+            svg_box(
                 440,
                 90,
                 270,
@@ -350,7 +350,7 @@ def main() -> None:
     sampler = Sampler(frozen)
     optimizer, rewards = train(policy, sampler, frozen, rng)
     means = [sum(rewards[i : i + 10]) / 10 for i in range(0, STEPS, 10)]
-    print("mean reward of ten batches: " + "  ".join(f"≈{mean:.2f}" for mean in means))
+    print("mean reward of every ten batches: " + "  ".join(f"≈{mean:.2f}" for mean in means))
     assert means[-1] > means[0] + 0.3
     for before, after in zip(frozen.blocks, policy.blocks, strict=True):
         assert torch.equal(before.qkv.weight, after.qkv.weight)  # really frozen

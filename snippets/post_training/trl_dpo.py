@@ -2,8 +2,8 @@
 
 The pairs are random answers of different lengths. The reference model differs from the policy.
 TRL computes the log-probabilities of the reference either in each step, or once before the
-training. Both ways, and the loss by hand, lead to the same weights. The table also contains the
-control: a different setting of TRL does not fit.
+training. Both ways lead to the same weights as the loss by hand. With a supervised term, TRL
+and the loss by hand also agree. The last two rows are the control: other settings do not fit.
 
 Needs: pip install trl
 """
@@ -32,7 +32,7 @@ except ImportError:
 
 TOKENS = [".", "$", "(", "[", ")", "]"]  # padding, end of sequence, opening, closing brackets
 PAD, END, OPENING, CLOSING = 0, 1, 2, 4  # a closing bracket is its opening bracket + 2
-BETA, RATE, PAIRS = 0.5, 0.1, 16
+BETA, KEEP, RATE, PAIRS = 0.5, 0.3, 0.1, 16
 
 
 # --8<-- [start:loss]
@@ -126,8 +126,11 @@ def log_prob(model, prompt: str, answer: str) -> torch.Tensor:
     return sum(scores[i - 1, ids[i]] for i in range(len(prompt), len(ids)))
 
 
-def weights_by_hand(pairs: dict[str, list[str]]):
-    """The same two steps with `dpo_loss`, one answer after the other."""
+def weights_by_hand(pairs: dict[str, list[str]], keep: float):
+    """The same two steps with `dpo_loss`, one answer after the other.
+
+    `keep` times the supervised loss, a mean over all tokens of the chosen answers, is added.
+    """
     policy, reference = start_policy(), LlamaForCausalLM.from_pretrained("reference")
 
     def both(model) -> list[torch.Tensor]:
@@ -142,7 +145,10 @@ def weights_by_hand(pairs: dict[str, list[str]]):
     losses = []
     for _ in range(2):
         policy.zero_grad()
-        loss, _ = dpo_loss(*both(policy), *known, BETA)
+        chosen, rejected = both(policy)
+        loss, _ = dpo_loss(chosen, rejected, *known, BETA)
+        tokens = sum(len(answer) + 1 for answer in pairs["chosen"])  # END is a token, too
+        loss = loss - keep * chosen.sum() / tokens
         loss.backward()
         losses.append(float(loss.detach()))
         for parameter in policy.parameters():
@@ -160,23 +166,24 @@ def main() -> None:
     special = {"pad_token_id": PAD, "eos_token_id": END, "bos_token_id": None}
     LlamaForCausalLM(LlamaConfig(**shape, **special)).save_pretrained("reference")
     tokenizer, pairs = build_tokenizer(), draw_pairs()
-    ours, our_losses = weights_by_hand(pairs)
+    plain, kept = weights_by_hand(pairs, 0.0), weights_by_hand(pairs, KEEP)
     start = weights_of(start_policy())
 
-    settings = {
-        "the reference in each step": {},
-        "precompute_ref_log_probs": {"precompute_ref_log_probs": True},
-        "ipo instead of sigmoid": {"loss_type": ["ipo"]},
-        "beta of 0.1 (the default)": {"beta": 0.1},
-    }
-    print("two steps of SGD        loss of step 1 and 2   distance from the steps by hand")
-    print(f"{'by hand':27} {our_losses[0]:6.4f}   {our_losses[1]:6.4f}")
-    for name, changes in settings.items():
+    both = {"loss_type": ["sigmoid", "sft"], "loss_weights": [1.0, KEEP]}
+    rows = [  # name, settings of TRL, the steps by hand, whether they are the same
+        ("reference in each step", {}, plain, True),
+        ("precompute_ref_log_probs", {"precompute_ref_log_probs": True}, plain, True),
+        ("sigmoid + 0.3 sft", both, kept, True),
+        ("ipo", {"loss_type": ["ipo"]}, plain, False),
+        ("beta of 0.1 (the default)", {"beta": 0.1}, plain, False),
+    ]
+    print("setting of TRL               TRL's losses     losses by hand   distance of weights")
+    for name, changes, (ours, our_losses), same in rows:
         theirs, losses = weights_by_trl(pairs, tokenizer, **{"beta": BETA} | changes)
         distance = float((theirs - ours).norm() / (ours - start).norm())
-        same = name in list(settings)[:2]
         shown = f"≈{distance:.0e}" if same else f"{distance:.2f}"
-        print(f"{name:27} {losses[0]:6.4f}   {losses[1]:6.4f}   {shown}")
+        numbers = "{:.4f}  {:.4f}   {:.4f}  {:.4f}   ".format(*losses, *our_losses)
+        print(f"{name:28} {numbers}{shown}")
         if same:
             assert distance < 1e-4
             torch.testing.assert_close(losses, our_losses, rtol=1e-5, atol=1e-5)
