@@ -274,8 +274,12 @@ def right_answer(prompt: str) -> list[int]:
     return [TOKENS.index(c) + CLOSING - OPENING for c in reversed(prompt)] + [END]
 
 
-def learn(tokenizer: PreTrainedTokenizerFast, seed: int, length: int = 2) -> list[float]:
-    """TRL samples and trains for 60 optimizer steps; return the mean reward of each batch."""
+def learn(tokenizer: PreTrainedTokenizerFast, seed: int, length: int = 2) -> tuple[list, dict]:
+    """TRL samples and trains for 60 optimizer steps.
+
+    Returns the mean reward of each batch, and the number of answers in which the reward
+    function sees an END.
+    """
     steps, rng = 60, torch.Generator().manual_seed(seed)
     policy = LlamaForCausalLM.from_pretrained("reference")
     optimizer = torch.optim.AdamW(policy.parameters(), lr=3e-3)
@@ -290,8 +294,12 @@ def learn(tokenizer: PreTrainedTokenizerFast, seed: int, length: int = 2) -> lis
     numbers = torch.randint(OPENING, CLOSING, (16 * steps, length), generator=rng)
     data = {"prompt": ["".join(TOKENS[i] for i in row) for row in numbers]}
 
+    ends = {"completions": 0, "completion_ids": 0}  # how many answers contain an END
+
     # --8<-- [start:reward]
-    def closes_all_brackets(prompts, completion_ids, **_) -> list[float]:
+    def closes_all_brackets(prompts, completions, completion_ids, **_) -> list[float]:
+        ends["completions"] += sum(TOKENS[END] in text for text in completions)
+        ends["completion_ids"] += sum(END in ids for ids in completion_ids)
         pairs = zip(prompts, completion_ids, strict=True)
         return [float(ids == right_answer(prompt)) for prompt, ids in pairs]
 
@@ -311,7 +319,7 @@ def learn(tokenizer: PreTrainedTokenizerFast, seed: int, length: int = 2) -> lis
     )
     # --8<-- [end:reward]
     run(trainer)
-    return [log["reward"] for log in trainer.state.log_history if "reward" in log]
+    return [log["reward"] for log in trainer.state.log_history if "reward" in log], ends
 
 
 def main() -> None:
@@ -326,11 +334,14 @@ def main() -> None:
     compare(tokenizer)
     print("TRL samples and trains: the mean reward of ten batches of 128 answers")
     for seed in (0, 2):
-        rewards = learn(tokenizer, seed)
+        rewards, ends = learn(tokenizer, seed)
         assert len(rewards) == 30  # one batch of answers for two optimizer steps
         means = [sum(rewards[i : i + 10]) / 10 for i in (0, 10, 20)]
         print(f"seed {seed}:   " + "   ".join(f"≈{mean:.2f}" for mean in means))
         assert means[2] > means[0] + 0.3, "TRL did not improve the reward"
+        assert ends["completions"] == 0 < ends["completion_ids"]
+    print(f"answers with an END in completion_ids: ≈{ends['completion_ids']}")
+    print(f"answers with an END in completions:     {ends['completions']}")
 
 
 if __name__ == "__main__":
