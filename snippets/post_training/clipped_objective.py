@@ -1,0 +1,112 @@
+"""Shows when the clipped objective has no gradient, and how averaging favours short answers.
+
+The first table compares autograd with the rule of clipping. The second part lists all answer
+lengths in float64 and computes the expected gradient of the logit that ends an answer. Length
+does not change the reward here, so an objective without a length bias must give zero.
+"""
+
+from collections.abc import Callable
+
+import torch
+
+CLIP, LONGEST, P_STOP = 0.2, 8, 0.25
+
+
+def clipped_loss(new, old, advantages, mask, clip: float = 0.2) -> torch.Tensor:
+    """The clipped objective of PPO with its sign reversed, a mean over all answer tokens.
+
+    `new` and `old` are log-probabilities [n, t], `advantages` is [n], `mask` is [n, t].
+    """
+    ratio = (new - old).exp()
+    a = advantages[:, None]
+    objective = torch.minimum(ratio * a, ratio.clamp(1 - clip, 1 + clip) * a)
+    return -(objective * mask).sum() / mask.sum()
+
+
+# --8<-- [start:gradient_of_token]
+def gradient_of_token(ratio: float, advantage: float) -> float:
+    """The rule of clipping: d(objective) / d(log-probability) of one token."""
+    if advantage > 0 and ratio > 1 + CLIP:  # already much more probable than in the rollout
+        return 0.0
+    if advantage < 0 and ratio < 1 - CLIP:  # already much less probable than in the rollout
+        return 0.0
+    return ratio * advantage
+
+
+# --8<-- [end:gradient_of_token]
+
+
+def print_tokens() -> None:
+    """Compare the gradient that autograd computes with the rule, for ten tokens."""
+    ratios = torch.tensor([0.5, 0.9, 1.0, 1.1, 1.5], dtype=torch.float64)
+    old = torch.linspace(-3, -0.5, 5, dtype=torch.float64).expand(2, 5)
+    new = (old + ratios.log()).requires_grad_()
+    advantages = torch.tensor([1.0, -1.0], dtype=torch.float64)
+    loss = clipped_loss(new, old, advantages, torch.ones(2, 5), CLIP)
+    gradients = -torch.autograd.grad(loss, new)[0] * 10  # 10 tokens, and the loss is a mean
+    print("ratio           " + "".join(f"{ratio:8.1f}" for ratio in ratios))
+    for a, row in zip(advantages.tolist(), gradients, strict=True):
+        expected = [gradient_of_token(ratio, a) for ratio in ratios.tolist()]
+        torch.testing.assert_close(row.tolist(), expected)
+        print(f"gradient, A = {a:+.0f}" + "".join(f"{value + 0.0:8.1f}" for value in row))
+
+
+# --8<-- [start:length_bias]
+def sequence_mean(scores: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    """Each answer is divided by its own length: the original GRPO."""
+    return (scores / lengths).mean(1)
+
+
+def token_mean(scores: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    """The sum over all tokens of the batch is divided by their number: DAPO."""
+    return scores.sum(1) / lengths.sum(1)
+
+
+def constant(scores: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    """Each answer is divided by the same number: Dr. GRPO."""
+    return (scores / LONGEST).mean(1)
+
+
+def push_to_stop(normalize: Callable, answers: int, advantage: float) -> float:
+    """Expected gradient of the stop logit, relative to the expected size of one score.
+
+    Every answer has the same advantage. The sum runs over all lengths of all answers.
+    """
+    lengths = torch.tensor([*range(1, LONGEST + 1), LONGEST], dtype=torch.float64)
+    ended = torch.ones_like(lengths)
+    ended[-1] = 0  # the last outcome is an answer that is cut off
+    probability = P_STOP**ended * (1 - P_STOP) ** (lengths - ended)
+    # d(log p) / d(logit): 1 - p for the token that stops, -p for each token that continues
+    scores = ended - P_STOP * lengths
+    groups = torch.cartesian_prod(*[torch.arange(len(lengths))] * answers).view(-1, answers)
+    weights = probability[groups].prod(1)
+    assert abs(weights.sum() - 1) < 1e-12
+    pushes = advantage * normalize(scores[groups], lengths[groups])
+    typical = (probability @ scores.square()).sqrt() / (probability @ lengths)
+    return (weights @ pushes / typical).item()
+
+
+# --8<-- [end:length_bias]
+
+
+def main() -> None:
+    print_tokens()
+    print(f"\npush towards the end of an answer, lengths 1 to {LONGEST}")
+    print("normalization      answers   right answers   wrong answers")
+    bias = {}
+    for normalize in (sequence_mean, token_mean, constant):
+        for answers in (1, 4):
+            right, wrong = (push_to_stop(normalize, answers, a) for a in (1.0, -1.0))
+            bias[normalize, answers] = right
+            name = normalize.__name__.replace("_", " ")
+            print(f"{name:18} {answers:7} {right + 0.0:+15.3f} {wrong + 0.0:+15.3f}")
+            assert abs(right + wrong) < 1e-12
+    assert all(abs(bias[constant, n]) < 1e-12 for n in (1, 4))  # the mean of a score is zero
+    assert bias[sequence_mean, 1] > 0.2  # right answers become shorter, and wrong ones longer
+    assert abs(bias[sequence_mean, 4] - bias[sequence_mean, 1]) < 1e-12  # for every batch size
+    assert abs(bias[token_mean, 1] - bias[sequence_mean, 1]) < 1e-12  # equal for one answer
+    assert 0 < bias[token_mean, 4] < bias[token_mean, 1] / 3  # falls with the batch
+
+
+if __name__ == "__main__":
+    main()
