@@ -99,7 +99,9 @@ def main() -> None:
             right, wrong = (push_to_stop(normalize, answers, a) for a in (1.0, -1.0))
             bias[normalize, answers] = right
             name = normalize.__name__.replace("_", " ")
-            print(f"{name:18} {answers:7} {right + 0.0:+15.3f} {wrong + 0.0:+15.3f}")
+            print(
+                f"{name:18} {answers:7} {round(right, 6) + 0.0:+15.3f} {round(wrong, 6) + 0.0:+14.3f}"
+            )
             assert abs(right + wrong) < 1e-12
     assert all(abs(bias[constant, n]) < 1e-12 for n in (1, 4))  # the mean of a score is zero
     assert bias[sequence_mean, 1] > 0.2  # right answers become shorter, and wrong ones longer

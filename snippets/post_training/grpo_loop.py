@@ -9,26 +9,26 @@ PROMPTS, GROUP, PROMPT_TOKENS, ANSWER_TOKENS = 64, 8, 500, 2000
 PARAMETERS, BF16, NUMBER = 8e9, 2, 4  # bytes of a weight; bytes of a token or a float32 number
 INK, MUTED, BLUE, ORANGE = "#1f2937", "#52525b", "#0b6e99", "#c2410c"
 BOXES = {  # title: x, y, width, height, colour, lines
-    "prompts": (10, 62, 118, 62, MUTED, ["a data set"]),
-    "sampler": (190, 30, 210, 126, BLUE, ["weights in bf16", "KV cache", "no gradients"]),
-    "checker": (470, 62, 230, 62, MUTED, ["a program: reward 1 or 0"]),
-    "advantages": (470, 190, 230, 62, MUTED, ["reward minus mean of group"]),
+    "prompts": (6, 62, 110, 62, MUTED, ["a data set"]),
+    "sampler": (206, 30, 194, 126, BLUE, ["weights in bf16", "KV cache", "no gradients"]),
+    "checker": (494, 62, 220, 62, MUTED, ["a program: reward 1 or 0"]),
+    "advantages": (494, 190, 220, 62, MUTED, ["reward minus mean of group"]),
     "trainer": (
-        190,
+        206,
         230,
-        210,
+        194,
         126,
         ORANGE,
         ["weights, gradients", "optimizer state", "reference for KL"],
     ),
 }
 ARROWS = [  # number of the step, from, to, label, position of the label
-    (1, (128, 93), (190, 93), "prompts", (130, 52)),
-    (2, (400, 93), (470, 93), "answers", (405, 83)),
-    (3, (585, 124), (585, 190), "rewards", (593, 162)),
-    (4, (470, 240), (400, 272), "advantages", (414, 292)),
-    (5, (330, 156), (330, 230), "tokens, log-probs", (338, 198)),
-    (6, (240, 230), (240, 156), "new weights", (142, 198)),
+    (1, (116, 93), (206, 93), "prompts", (122, 84)),
+    (2, (400, 93), (494, 93), "answers", (412, 84)),
+    (3, (604, 124), (604, 190), "rewards", (612, 162)),
+    (4, (494, 240), (400, 272), "advantages", (430, 286)),
+    (5, (340, 156), (340, 230), "tokens, log-probs", (348, 198)),
+    (6, (252, 230), (252, 156), "new weights", (146, 198)),
 ]
 
 

@@ -241,7 +241,7 @@ def main() -> None:
     assert 0.97 < optimizer[0] / (RATE * count**0.5) < 1.03 and none[0] < optimizer[0] / 2
     assert optimizer[1] > 20 * none[1]  # the policy changes far more in this one update
     assert same[2] == 0.0 and same[3] < none[3] / 4  # the job reports almost no KL
-    assert same[4] > 1.05 * none[4]  # and the policy moves further from the right reference
+    assert same[4] > 1.02 * none[4]  # and the policy moves further from the right reference
     assert missing[2] > 2.5 * none[2] and abs(none[3] - none[4]) == 0.0
 
 

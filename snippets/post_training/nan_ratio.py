@@ -44,7 +44,6 @@ def pick(log_probs: torch.Tensor) -> torch.Tensor:
     return log_probs.gather(2, TOKENS)[..., 0]
 
 
-# --8<-- [start:cases]
 def padding(logits: torch.Tensor, fixed: bool) -> Batch:
     """The sampler stores -inf for padding. The ratio is then inf, and inf * 0 is NaN."""
     new = pick(logits.log_softmax(-1))
@@ -83,9 +82,6 @@ def top_p(logits: torch.Tensor, fixed: bool) -> Batch:
     full = logits.detach().masked_fill(by_sampler, -math.inf)
     old = pick(full.log_softmax(-1)) - 0.1
     return new, old, old, group_advantages(REWARDS, 3)
-
-
-# --8<-- [end:cases]
 
 
 def loss_of(new, old, reference, advantages, beta: float) -> torch.Tensor:

@@ -176,12 +176,12 @@ def main() -> None:
 
     again = tokenize_again(answers)
     assert [text_of(row) for row in again.tolist()] == texts  # the text is equal
-    changed = (answers != again).any(1)
-    row = int(changed.int().argmax())
-    for name, tokens in (("sampled tokens", answers), ("tokens of the text", again)):
-        print(
-            f"{name:19}" + " ".join(f"{TOKENS[t]:2}" for t in tokens[row].tolist() if t != PAD)
-        )
+    example = [MERGED[4, 5], 4, 5, END]
+    for name, tokens in (
+        ("sampled tokens", example),
+        ("tokenized again", encode(decode(example))),
+    ):
+        print(f"{name:16}" + "   ".join(f"{TOKENS[token]:2}" for token in tokens).rstrip())
     results = {}
     print("\nthe trainer receives   changed   ratio of an answer   cosine of the gradients")
     _, exact = log_prob_and_gradient(policy, prompts, answers, advantages)
