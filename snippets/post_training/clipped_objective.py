@@ -3,11 +3,16 @@
 The first table compares autograd with the rule of clipping. The second part lists all answer
 lengths in float64 and computes the expected gradient of the logit that ends an answer. Length
 does not change the reward here, so an objective without a length bias must give zero.
+Draws clipped_objective.svg.
 """
 
 from collections.abc import Callable
 
+import matplotlib
 import torch
+
+matplotlib.use("svg")
+import matplotlib.pyplot as plt
 
 CLIP, LONGEST, P_STOP = 0.2, 8, 0.25
 
@@ -51,6 +56,32 @@ def print_tokens() -> None:
         print(f"gradient, A = {a:+.0f}" + "".join(f"{value + 0.0:8.1f}" for value in row))
 
 
+def draw() -> None:
+    """Draw the objective of one token against its ratio, and mark where it is flat."""
+    plt.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "clipped", "font.size": 12}
+    figure, panels = plt.subplots(1, 2, figsize=(7.2, 3.4))
+    ratios = torch.linspace(0.4, 1.6, 121, dtype=torch.float64)
+    for axes, a in zip(panels, (1.0, -1.0), strict=True):
+        advantages = torch.full((121,), a, dtype=torch.float64)
+        loss = [
+            clipped_loss(r.log().view(1, 1), torch.zeros(1, 1), b.view(1), torch.ones(1, 1))
+            for r, b in zip(ratios, advantages, strict=True)
+        ]
+        axes.plot(ratios, [-value.item() for value in loss], color="#0b6e99", linewidth=2.5)
+        edge = 1 + CLIP if a > 0 else 1 - CLIP
+        axes.axvline(edge, color="#52525b", linestyle=":", linewidth=1.5)
+        axes.axvline(1.0, color="#52525b", linewidth=0.8)
+        end = 1.6 if a > 0 else 0.4
+        axes.axvspan(edge, end, color="#c2410c", alpha=0.12)
+        place = (1.4, 0.5) if a > 0 else (0.6, -1.5)
+        axes.text(*place, "no\ngradient", ha="center", va="center")
+        answer = "good" if a > 0 else "bad"
+        axes.set(xlabel="ratio", ylabel="objective", title=f"{answer} answer, A = {a:+.0f}")
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.tight_layout()
+    figure.savefig("clipped_objective.svg", transparent=True, metadata={"Date": None})
+
+
 # --8<-- [start:length_bias]
 def sequence_mean(scores: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
     """Each answer is divided by its own length: the original GRPO."""
@@ -90,6 +121,7 @@ def push_to_stop(normalize: Callable, answers: int, advantage: float) -> float:
 
 
 def main() -> None:
+    draw()
     print_tokens()
     print(f"\npush towards the end of an answer, lengths 1 to {LONGEST}")
     print("normalization      answers   right answers   wrong answers")

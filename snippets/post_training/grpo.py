@@ -6,6 +6,7 @@ reward of each seed, which is computed from all 16 prompts and not from samples.
 """
 
 import itertools
+import statistics
 
 import matplotlib
 import torch
@@ -192,6 +193,21 @@ def check_checker() -> int:
     return 4 * len(answers)
 
 
+def check_groups(prompts: torch.Tensor, answers: torch.Tensor) -> torch.Tensor:
+    """Return the rewards, and compare the groups and their advantages with a plain loop."""
+    groups = prompts.view(PROMPTS, GROUP, LENGTH)
+    assert (groups == groups[:, :1]).all()
+    rewards = rewards_of(prompts, answers)
+    advantages = group_advantages(rewards, GROUP).tolist()
+    for start in range(0, len(rewards), GROUP):
+        group = rewards[start : start + GROUP].tolist()
+        mean, deviation = statistics.fmean(group), statistics.stdev(group)
+        expected = [(reward - mean) / (deviation + 1e-4) for reward in group]
+        difference = torch.tensor(advantages[start : start + GROUP]) - torch.tensor(expected)
+        assert difference.abs().max() < 1e-4
+    return rewards
+
+
 def check_samples(policy: Policy, rng: torch.Generator) -> None:
     """Compare 100 samples per prompt with one forward pass and with the exact rewards."""
     prompts = every_prompt(LENGTH)
@@ -206,7 +222,7 @@ def check_samples(policy: Policy, rng: torch.Generator) -> None:
     assert (rewards.mean() - exact.mean()).abs() < 5 * error + 10 / len(rewards)
 
 
-def learn(seed: int, steps: int, score=rewards_of) -> tuple[list[float], torch.Tensor]:
+def learn(seed: int, steps: int, score=check_groups) -> tuple[list[float], torch.Tensor]:
     """Pretrain and train one policy. Returns its learning curve and its last exact rewards."""
     torch.manual_seed(seed)
     rng = torch.Generator().manual_seed(seed)
@@ -240,7 +256,7 @@ def draw(curves: list[list[float]], control: list[float]) -> None:
     axes.plot(steps, mean, color="#0b6e99", linewidth=2.5, label=f"mean of {len(curves)} seeds")
     axes.plot(control, "--", color="#c2410c", linewidth=2, label="rewards exchanged")
     axes.set(xlabel="GRPO step", ylabel="expected reward", ylim=(0, 1.05), xlim=(0, STEPS))
-    axes.legend(frameon=False, loc="center right")
+    axes.legend(frameon=False, loc="lower right", bbox_to_anchor=(1, 0.12))
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig("grpo.svg", transparent=True, metadata={"Date": None})
 

@@ -184,9 +184,7 @@ def train(method: Method) -> tuple[int, int, int, int]:
     prompts = draw_prompts(ANSWERS // method.group, LENGTH, rng)
     prompts = prompts.repeat_interleave(method.group, 0)
     answers, old = sample(policy, prompts, LENGTH + 1, rng)
-    counter = Counter(
-        *trained, *frozen
-    )  # sampling is the same for all methods, and not counted
+    counter = Counter(*trained, *frozen)  # after sampling, which all methods need
 
     rewards, mask = rewards_of(prompts, answers), answer_mask(answers)
     if method.critic:

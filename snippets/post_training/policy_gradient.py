@@ -3,12 +3,17 @@
 A policy with 12 parameters has nine possible answers. For groups of G answers, the program
 lists all 9^G groups in float64 and computes expected values without sampling.
 The second table shows how the standard deviation changes the weight of easy and hard prompts.
+Draws policy_gradient.svg.
 """
 
 import math
 from collections.abc import Callable
 
+import matplotlib
 import torch
+
+matplotlib.use("svg")
+import matplotlib.pyplot as plt
 
 VOCABULARY, GROUP, FLIPS = 3, 4, 8  # FLIPS: the group size of the second table
 REWARDS = torch.tensor([0.2, 1.0, 0.5, 0.9, 0.1, 0.8, 0.6, 0.3, 1.0], dtype=torch.float64)
@@ -96,7 +101,27 @@ def closed_form(p: float, group: int) -> float:
     return total / (p * (1 - p))
 
 
+def draw() -> None:
+    """Draw how strongly a prompt counts against the probability of a right answer."""
+    plt.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "gradient", "font.size": 12}
+    figure, axes = plt.subplots(figsize=(7, 3.8))
+    ps = [i / 100 for i in range(2, 99)]
+    limit = [1 / math.sqrt(p * (1 - p)) for p in ps]
+    weights = [closed_form(p, FLIPS) for p in ps]
+    axes.plot(ps, limit, ":", color="#52525b", linewidth=2, label="GRPO, very large groups")
+    axes.plot(ps, weights, color="#0b6e99", linewidth=2.5, label=f"GRPO, groups of {FLIPS}")
+    plain = [(FLIPS - 1) / FLIPS] * len(ps)
+    axes.plot(ps, plain, "--", color="#c2410c", linewidth=2, label="only the mean subtracted")
+    axes.set(xlabel="probability of a right answer", ylabel="factor of the gradient")
+    axes.set(xlim=(0, 1), ylim=(0, 5))
+    axes.legend(frameon=False, loc="upper center")
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.tight_layout()
+    figure.savefig("policy_gradient.svg", transparent=True, metadata={"Date": None})
+
+
 def main() -> None:
+    draw()
     rng = torch.Generator().manual_seed(0)
     weights = torch.randn(VOCABULARY + 1, VOCABULARY, generator=rng, dtype=torch.float64)
     rows = compare_estimators(weights)

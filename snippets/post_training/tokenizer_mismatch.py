@@ -177,10 +177,8 @@ def main() -> None:
     again = tokenize_again(answers)
     assert [text_of(row) for row in again.tolist()] == texts  # the text is equal
     example = [MERGED[4, 5], 4, 5, END]
-    for name, tokens in (
-        ("sampled tokens", example),
-        ("tokenized again", encode(decode(example))),
-    ):
+    shown = {"sampled tokens": example, "tokenized again": encode(decode(example))}
+    for name, tokens in shown.items():
         print(f"{name:16}" + "   ".join(f"{TOKENS[token]:2}" for token in tokens).rstrip())
     results = {}
     print("\nthe trainer receives   changed   ratio of an answer   cosine of the gradients")
