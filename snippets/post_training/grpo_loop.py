@@ -44,7 +44,9 @@ def message_bytes() -> dict[str, float]:
     }
 
 
-def text(x: float, y: float, words: str, colour: str = INK, size: int = 14, extra="") -> str:
+def draw_text(
+    x: float, y: float, words: str, colour: str = INK, size: int = 14, extra=""
+) -> str:
     return f'<text x="{x}" y="{y}" fill="{colour}" font-size="{size}" {extra}>{words}</text>'
 
 
@@ -60,12 +62,12 @@ def draw() -> str:
         parts.append(
             f'<rect x="{x}" y="{y}" width="{width}" height="{height}" rx="4" {style}/>'
         )
-        parts.append(text(x + 10, y + 24, title, INK, 16, 'font-weight="600"'))
-        parts += [text(x + 10, y + 48 + 22 * i, line, INK) for i, line in enumerate(lines)]
+        parts.append(draw_text(x + 10, y + 24, title, INK, 16, 'font-weight="600"'))
+        parts += [draw_text(x + 10, y + 48 + 22 * i, line, INK) for i, line in enumerate(lines)]
     for number, (x1, y1), (x2, y2), label, (x, y) in ARROWS:
         line = f'<line x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}" stroke="{INK}" '
         parts.append(line + 'stroke-width="1.8" marker-end="url(#tip)"/>')
-        parts.append(text(x, y, f"{number} {label}", INK, 13))
+        parts.append(draw_text(x, y, f"{number} {label}", INK, 13))
     return "\n".join([*parts, "</svg>", ""])
 
 

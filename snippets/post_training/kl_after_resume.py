@@ -178,6 +178,17 @@ def kl_of(policy: Policy, reference: Policy) -> float:
     return (((p.exp() * (p - q)).sum(-1) * mask).sum() / mask.sum()).item()
 
 
+@torch.no_grad()
+def sampled_kl(policy: Policy, reference: Policy) -> float:
+    """Estimate the same KL from the log-probabilities of sampled tokens only."""
+    rng = torch.Generator().manual_seed(98)
+    prompts = draw_prompts(2048, LENGTH, rng)
+    answers, log_probs = sample(policy, prompts, LENGTH + 1, rng)
+    mask = answer_mask(answers)
+    gaps = (log_probs - log_probs_of(reference, prompts, answers)) * mask
+    return (gaps.sum() / mask.sum()).item()
+
+
 # --8<-- [start:resume]
 def resume(state: dict, mistake: str) -> Job:
     """Build a job with random weights, and load the checkpoint with one mistake."""
@@ -215,6 +226,8 @@ def main() -> None:
     saved = copy.deepcopy(policy)
     for _ in range(MORE):
         job.step()  # the job that was never interrupted
+
+    assert abs(sampled_kl(saved, start) / kl_of(saved, start) - 1) < 0.1
 
     print(f"resumed after {SAVED} steps     first update        reported KL          true KL")
     print(f"mistake                length   its KL    at resume  {MORE} steps   {MORE} steps")
