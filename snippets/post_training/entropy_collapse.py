@@ -147,15 +147,11 @@ def exact_rewards(policy: Policy, prompts: torch.Tensor) -> torch.Tensor:
     return log_probs_of(policy, prompts, right).sum(1).exp()
 
 
-# --8<-- [start:entropy]
 def mean_entropy(policy: Policy, prompts: torch.Tensor, answers: torch.Tensor) -> torch.Tensor:
     """Entropy in nats of the next token, a mean over all tokens of the answers."""
     logits = policy(torch.cat([prompts, answers], 1)[:, :-1])[:, prompts.shape[1] - 1 :]
     scores, mask = logits.log_softmax(-1), answer_mask(answers)
     return -((scores.exp() * scores).sum(-1) * mask).sum() / mask.sum()
-
-
-# --8<-- [end:entropy]
 
 
 def train(seed: int, clip: float, bonus: float) -> list[tuple[float, float, float]]:
