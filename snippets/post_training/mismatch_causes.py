@@ -251,7 +251,7 @@ def draw_answers(policy, prompts, new, rng, chunk=None, cache_8_bits=False, top_
 
 
 # --8<-- [end:samplers]
-def train(policy: Policy, batches: int, rng: torch.Generator) -> list[Policy]:
+def train_and_copy(policy: Policy, batches: int, rng: torch.Generator) -> list[Policy]:
     """Train with GRPO. Returns a copy of the policy before each batch."""
     optimizer = torch.optim.AdamW(policy.parameters(), lr=3e-3)
     copies = []
@@ -277,7 +277,7 @@ def distributions_of(policy: Policy, prompts: torch.Tensor, answers: torch.Tenso
     return logits.double().log_softmax(-1)
 
 
-def compare(sampler: torch.Tensor, trainer: torch.Tensor, answers: torch.Tensor):
+def compare_tokens(sampler: torch.Tensor, trainer: torch.Tensor, answers: torch.Tensor):
     """Return the mean and the maximum of |Δ log p|, the KL divergence, and the largest ratio.
 
     Only tokens up to the end of each answer count. The KL divergence is KL(sampler ‖ trainer),
@@ -293,7 +293,7 @@ def compare(sampler: torch.Tensor, trainer: torch.Tensor, answers: torch.Tensor)
 
 
 # --8<-- [end:compare]
-def draw(rows: dict[str, tuple[float, float]]) -> None:
+def plot_causes(rows: dict[str, tuple[float, float]]) -> None:
     import matplotlib
 
     matplotlib.use("svg")
@@ -339,7 +339,7 @@ class Table:
         answers, drawn = draw_answers(sampler, self.prompts, new, rng, **options)
         with torch.no_grad():
             computed = distributions_of(trainer, self.prompts, answers)
-        self.rows[name] = mean, largest, kl, ratio = compare(drawn, computed, answers)
+        self.rows[name] = mean, largest, kl, ratio = compare_tokens(drawn, computed, answers)
         mask = answer_mask(answers).bool()
         other = ((drawn.exp() - computed.exp()).abs().amax(-1)[mask] > 1e-7).sum().item()
         cells = [f"≈{x:.0e}" if x > 1e-7 else "< 1e-7" for x in (mean, largest)]
@@ -404,7 +404,7 @@ def main() -> None:
     rng = torch.Generator().manual_seed(0)
     policy = Policy()
     pretrain(policy, 4, rng)
-    copies = train(policy, 20, rng)
+    copies = train_and_copy(policy, 20, rng)
     prompts = draw_prompts(512, 4, rng)
     table = Table(prompts)
     rows, parameters = table.rows, list(policy.parameters())
@@ -442,7 +442,7 @@ def main() -> None:
         text = "weights " + moved(parameters, list(copies[-k].parameters()))
         table.add(f"{k} batch{'es' * (k > 1)} old", copies[-k], policy, text)
     rows |= measure_experts(draw_prompts(512, 7, rng))
-    draw({name: row[:2] for name, row in rows.items()})
+    plot_causes({name: row[:2] for name, row in rows.items()})
 
     mask = answer_mask(answers).bool()
     inside = drawn > -torch.inf  # the tokens that the filter kept

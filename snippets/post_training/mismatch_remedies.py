@@ -301,7 +301,7 @@ RUNS = [  # the sampler, the importance weights, experts, replay of the expert c
 # --8<-- [end:runs]
 
 
-def draw(curves: dict[tuple, torch.Tensor]) -> None:
+def plot_curves(curves: dict[tuple, torch.Tensor]) -> None:
     import matplotlib
 
     matplotlib.use("svg")
@@ -362,7 +362,7 @@ def main() -> None:
         )
     flips = curves[RUNS[12]][..., 3].mean().item()
     print(f"* a policy with 8 experts; fp8 changes ≈{flips:.1%} of the choices")
-    draw(curves)
+    plot_curves(curves)
 
     same, bf16, fp16, fp8, *old = RUNS[:9]
     cut, cut_weighted, same_experts, fp8_experts, replayed = RUNS[9:]

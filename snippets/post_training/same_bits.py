@@ -185,7 +185,7 @@ def sampler_log_probs(policy, prompts, answers, log_softmax, batch: int):
 
 
 # --8<-- [end:two]
-def draw() -> None:
+def draw_places() -> None:
     import matplotlib
 
     matplotlib.use("svg")
@@ -205,7 +205,7 @@ def draw() -> None:
         colour = {0.0: "#0b6e99", 3.0: "#15803d"}.get(y, "#6b7280")
         colour = "#c2410c" if y == 0 else colour
         axes.add_patch(plt.Rectangle((x, y), width, 0.9, fill=False, edgecolor=colour, lw=2))
-        axes.text(x + width / 2, y + 0.45, text, ha="center", va="center", color="#6b7280")
+        axes.text(x + width / 2, y + 0.45, text, ha="center", va="center")
     arrow = {"arrowstyle": "->", "color": "#6b7280", "lw": 1.5}
     for start, end in [
         ((1.6, 2.1), (2.6, 3.3)),
@@ -237,7 +237,7 @@ def draw() -> None:
 def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    draw()
+    draw_places()
 
     print("1024 terms per sum, row 0 in a batch of 128 rows and alone")
     rows, weight = torch.randn(128, 1024), torch.randn(512, 1024)
