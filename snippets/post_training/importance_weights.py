@@ -183,10 +183,9 @@ def main() -> None:
         direction = exact / exact.norm()
         slopes = derivative(trainer, direction, prompts, answers)
         # --8<-- [end:exact]
-        print(
-            f"success: sampler {(mu * rewards).sum():.2f}, trainer {(pi * rewards).sum():.2f}"
-        )
-        print(f"  {'weights':21}largest  error of the mean  noise of one sample")
+        both = [(p * rewards).sum() for p in (mu, pi)]
+        print(f"success: ≈{both[0]:.2f} of the sampler, ≈{both[1]:.2f} of the trainer")
+        print(f"  {'weights':21}{'largest':9}{'error of the mean':19}noise of one sample")
         error, noise = {}, {}
         for name, rule in WEIGHTS.items():
             # --8<-- [start:row]
@@ -199,7 +198,8 @@ def main() -> None:
             noise[name] = ((mu * (along - centre) ** 2).sum().sqrt() / exact.norm()).item()
             # --8<-- [end:row]
             torch.testing.assert_close(centre, mean @ direction, rtol=1e-4, atol=1e-6)
-            print(f"  {name:21}{weights.max():7.1f}  {error[name]:17.1%}  {noise[name]:19.1f}")
+            share = f"≈{error[name]:.0%}" if error[name] > 1e-9 else "0%"
+            print(f"  {name:21}{f'≈{weights.max():.1f}':9}{share:19}≈{noise[name]:.1f}")
         assert error["sequence"] < 1e-9, "these weights must give the exact gradient"
         assert error["no weights"] > 1.5 * error["token"] and error["token"] > 0.02
         assert error["token"] < error["token, at most 2"] < error["no weights"]

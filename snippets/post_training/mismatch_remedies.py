@@ -370,7 +370,8 @@ def main() -> None:
     assert end[same][0] > 0.9, "the task is not learned"
     assert gap[same] < 1e-6 < gap[fp16] < gap[bf16] / 4 and gap[bf16] < gap[fp8]  # they act,
     assert all(abs(mean[run] - mean[same]) < 0.1 for run in (bf16, fp16, fp8))  # and do no harm
-    none, *_, truncated = old
+    none, token, *_, truncated = old
+    assert mean[none] < mean[token]
     assert mean[none] < mean[same] - 0.04 and mean[none] < mean[truncated] - 0.02
     assert end[none][1] < end[none][0], "an old sampler gets lower rewards than the trainer"
     for run in (cut, cut_weighted):  # the reward of the samples promises too much

@@ -249,6 +249,7 @@ def main() -> None:
         "first to last": ordered,
         "first to last, alone in 2 parts": [ordered[0], halves],
     }.items():
+        assert len(batch) == 128 and len(alone) == 1
         other = (batch[:1] != alone).float().mean().item()
         print(f"  {name:32} ≈{other:.0%} of the values have other bits".replace("≈0%", "0%"))
     exact = rows.double() @ weight.double().T
