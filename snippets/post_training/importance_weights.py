@@ -204,10 +204,10 @@ def main() -> None:
         assert error["no weights"] > 1.5 * error["token"] and error["token"] > 0.02
         assert error["token"] < error["token, at most 2"] < error["no weights"]
         assert 0.01 < error["sequence, at most 2"] < error["token"]
-        assert noise["sequence"] > noise["token"] > noise["no weights"]
-        assert noise["sequence, at most 2"] < noise["sequence"]
+        assert noise["sequence"] > 1.1 * max(noise["token"], noise["no weights"])
         errors.append(error["no weights"])
     assert errors[0] < errors[1], "an older sampler must have a larger error"
+    assert noise["sequence, at most 2"] < 0.8 * noise["sequence"]  # of the older sampler
 
 
 if __name__ == "__main__":
