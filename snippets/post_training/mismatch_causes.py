@@ -379,7 +379,7 @@ def measure_experts(prompts: torch.Tensor) -> dict[str, tuple[float, float, floa
     pairs = zip(sampler.blocks, policy.blocks, strict=True)
     flips = torch.stack([torch.cat(s.up.choices, 1) != p.up.choices[0] for s, p in pairs])
     replay = with_recorded_choices(policy, sampler)
-    same, *_ = table.add("  choices replayed", again, replay, "see below")
+    same, *_ = table.add("experts, replayed", again, replay, "see below")
     assert torch.equal(same, answers)
     # --8<-- [end:replay]
     mask = answer_mask(answers).bool()
@@ -425,9 +425,9 @@ def main() -> None:
     half_square = 0.5 * squares[answer_mask(answers).bool()].mean().item()
     both = copy.deepcopy(policy).bfloat16()
     table.add("bf16 in both", both, both)
-    table.add("  TP 4", split_rows(both, 4), both)
-    table.add("  prompt in chunks", both, both, chunk=2)
-    table.add("  chunks, two parts", in_parts(both), both, chunk=2)
+    table.add("bf16 in both, TP 4", split_rows(both, 4), both)
+    table.add("bf16, chunks of 2", both, both, chunk=2)
+    table.add("bf16, chunks merged", in_parts(both), both, chunk=2)
     small = with_8_bit_weights(policy)
     text = "weights " + moved(parameters, list(small.parameters()))
     table.add("8-bit weights", small, policy, text)
@@ -462,9 +462,9 @@ def main() -> None:
     assert 0.8 < half_square / rows["sampler in bf16"][2] < 1.25
     assert rows["none: fp32 in both"][1] < 1e-4 and rows["TP 4, fp32 in both"][1] < 1e-4
     assert 4 < mean["sampler in bf16"] / mean["sampler in fp16"] < 16  # 3 bits: about 8
-    assert mean["bf16 in both"] < mean["  TP 4"] / 10
-    assert mean["  prompt in chunks"] < mean["  chunks, two parts"] / 10
-    for name in ("  TP 4", "  chunks, two parts", "8-bit weights", "8-bit cache"):
+    assert mean["bf16 in both"] < mean["bf16 in both, TP 4"] / 10
+    assert mean["bf16, chunks of 2"] < mean["bf16, chunks merged"] / 10
+    for name in ("bf16 in both, TP 4", "bf16, chunks merged", "8-bit weights", "8-bit cache"):
         assert mean["sampler in bf16"] / 10 < mean[name] < mean["sampler in bf16"] * 2, name
     assert mean["sampler in bf16"] * 5 < mean["top-p 0.9"] < mean["1 batch old"] / 2
     assert mean["1 batch old"] < mean["4 batches old"] < mean["16 batches old"]
