@@ -3,6 +3,7 @@
 The task is so small that the program can list all answers. It computes the gradient of the
 trainer's success by automatic differentiation. Then it computes the mean and the standard
 deviation of the gradient that a stale sampler gives, with each kind of importance weight.
+The figure shows the weights of the likeliest answers to one prompt.
 """
 
 import copy
@@ -154,6 +155,36 @@ def derivative(policy: Policy, direction: torch.Tensor, prompts, answers) -> tor
     return (values[0] - values[1]) / 2e-4
 
 
+def plot_weights(answers: torch.Tensor, mu: torch.Tensor, pi: torch.Tensor) -> None:
+    """Draw the probabilities of the answers to one prompt, and their weights."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    import matplotlib.pyplot as plt
+
+    plt.rcParams |= {
+        "svg.fonttype": "none", "svg.hashsalt": "importance_weights", "font.size": 12,
+    }  # fmt: skip
+    top = pi.argsort(descending=True)[:8]
+    names = ["".join(TOKENS[t] for t in row) for row in answers[top].tolist()]
+    places = torch.arange(len(top), dtype=torch.float)
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6), sharey=True)
+    left.barh(places - 0.2, mu[top], 0.38, color="#c2410c", hatch="//", label="sampler, μ")
+    left.barh(places + 0.2, pi[top], 0.38, color="#0b6e99", label="trainer, π")
+    left.set_yticks(places.tolist(), names)
+    left.set(xlabel="probability of the answer", ylabel="answers to the prompt ([(")
+    left.legend(frameon=False)
+    right.barh(places, (pi / mu)[top], 0.6, color="#6b7280")
+    right.axvline(2, color="#c2410c", ls="--", lw=1.5)
+    right.text(2.1, 5.5, "limit 2", color="#c2410c", va="center")
+    right.set(xlabel="importance weight π / μ")
+    left.invert_yaxis()
+    for axes in (left, right):
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.tight_layout()
+    figure.savefig("importance_weights.svg", transparent=True, metadata={"Date": None})
+
+
 def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -206,6 +237,8 @@ def main() -> None:
         assert 0.01 < error["sequence, at most 2"] < error["token"]
         assert noise["sequence"] > 1.1 * max(noise["token"], noise["no weights"])
         errors.append(error["no weights"])
+    shown = prompts.eq(torch.tensor([OPENING, OPENING + 1, OPENING])).all(1)
+    plot_weights(answers[shown], mu[shown] * len(every), pi[shown] * len(every))
     assert errors[0] < errors[1], "an older sampler must have a larger error"
     assert noise["sequence, at most 2"] < 0.8 * noise["sequence"]  # of the older sampler
 
