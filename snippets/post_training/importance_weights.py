@@ -102,6 +102,9 @@ WEIGHTS: dict[str, Callable] = {  # d = log π - log μ of each token, 0 after t
     "token": lambda d: d.exp(),
     "token, at most 2": lambda d: d.exp().clamp(max=2.0),
     "sequence": lambda d: d.sum(1, keepdim=True).exp().expand_as(d),
+    "sequence, 0 above 2": lambda d: (
+        (w := d.sum(1, keepdim=True).exp()) * (w <= 2.0)
+    ).expand_as(d),
     "sequence, at most 2": lambda d: d.sum(1, keepdim=True).exp().clamp(max=2.0).expand_as(d),
 }
 
