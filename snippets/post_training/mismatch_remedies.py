@@ -1,0 +1,387 @@
+"""This program trains with samplers that disagree with the trainer, with and without remedies.
+
+A policy learns to close three brackets with GRPO. Each line of the output is one way to sample
+and one remedy, for several seeds. The number is the trainer's exact probability of a right
+answer, the mean over all eight prompts, and not the reward of the samples.
+"""
+
+import copy
+import itertools
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+SEEDS, BATCHES, LENGTH, GROUP = 4, 50, 3, 8
+TOKENS = [".", "$", "(", "[", ")", "]"]  # padding, end of sequence, opening, closing brackets
+PAD, END, OPENING, CLOSING = 0, 1, 2, 4  # a closing bracket is its opening bracket + 2
+
+
+class PolicyBlock(nn.Module):
+    """A transformer block on [b, s, h] with optional cached keys and values."""
+
+    def __init__(self, h: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.RMSNorm(h), nn.RMSNorm(h)
+        self.qkv, self.out = nn.Linear(h, 3 * h, bias=False), nn.Linear(h, h, bias=False)
+        self.up, self.down = nn.Linear(h, 4 * h, bias=False), nn.Linear(4 * h, h, bias=False)
+
+    def forward(self, x: torch.Tensor, cache: list[torch.Tensor], mask: torch.Tensor):
+        b, s, h = x.shape
+        qkv = self.qkv(self.norm1(x)).view(b, s, 3, self.heads, h // self.heads)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each [b, heads, s, h / heads]
+        if cache:
+            k, v = torch.cat([cache[0], k], 2), torch.cat([cache[1], v], 2)
+        cache[:] = [k, v]
+        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        x = x + self.out(mixed.transpose(1, 2).reshape(b, s, h))
+        return x + self.down(F.gelu(self.up(self.norm2(x))))
+
+
+class Policy(nn.Module):
+    """A causal transformer over TOKENS: token numbers [b, s] -> logits [b, s, vocabulary]."""
+
+    def __init__(self, h: int = 32, heads: int = 4, layers: int = 2, longest: int = 16) -> None:
+        super().__init__()
+        self.token, self.position = nn.Embedding(len(TOKENS), h), nn.Embedding(longest, h)
+        self.blocks = nn.ModuleList(PolicyBlock(h, heads) for _ in range(layers))
+        self.norm, self.head = nn.RMSNorm(h), nn.Linear(h, len(TOKENS), bias=False)
+
+    def forward(self, tokens: torch.Tensor, caches: list[list] | None = None) -> torch.Tensor:
+        """With `caches` (one list per block), `tokens` continue the sequences in the cache."""
+        caches = [[] for _ in self.blocks] if caches is None else caches
+        past = caches[0][0].shape[2] if caches[0] else 0
+        s = tokens.shape[1]
+        mask = torch.ones(s, past + s, dtype=torch.bool, device=tokens.device).tril(past)
+        x = self.token(tokens) + self.position.weight[past : past + s]
+        for block, cache in zip(self.blocks, caches, strict=True):
+            x = block(x, cache, mask)
+        return self.head(self.norm(x))
+
+
+def draw_prompts(n: int, length: int, rng: torch.Generator) -> torch.Tensor:
+    """Return n random rows of `length` opening brackets, [n, length]."""
+    return torch.randint(OPENING, CLOSING, (n, length), generator=rng)
+
+
+@torch.no_grad()
+def sample(policy: Policy, prompts: torch.Tensor, new: int, rng: torch.Generator):
+    """Sample answers of at most `new` tokens with a KV cache.
+
+    Returns the answers [n, new] (PAD after END) and the log-probability of each token [n, new].
+    """
+    caches: list[list] = [[] for _ in policy.blocks]
+    tokens, answers, log_probs = prompts, [], []
+    ended = torch.zeros(len(prompts), 1, dtype=torch.bool)
+    for _ in range(new):
+        scores = policy(tokens, caches)[:, -1].log_softmax(-1)
+        tokens = torch.multinomial(scores.exp(), 1, generator=rng).masked_fill(ended, PAD)
+        answers.append(tokens)
+        log_probs.append(scores.gather(1, tokens).masked_fill(ended, 0.0))
+        ended = ended | (tokens == END)
+    return torch.cat(answers, 1), torch.cat(log_probs, 1)
+
+
+def rewards_of(prompts: torch.Tensor, answers: torch.Tensor) -> torch.Tensor:
+    """1.0 where an answer closes every bracket of its prompt in order and then ends, [n]."""
+    right = F.pad(prompts.flip(1) + (CLOSING - OPENING), (0, 1), value=END)
+    return (answers[:, : right.shape[1]] == right).all(1).float()
+
+
+def log_probs_of(policy: Policy, prompts: torch.Tensor, answers: torch.Tensor) -> torch.Tensor:
+    """The log-probability of each token of the answers in one forward pass, [n, new]."""
+    logits = policy(torch.cat([prompts, answers], 1)[:, :-1])[:, prompts.shape[1] - 1 :]
+    return logits.log_softmax(-1).gather(2, answers[..., None])[..., 0]
+
+
+def answer_mask(answers: torch.Tensor) -> torch.Tensor:
+    """1.0 for each token up to and including the first END, 0.0 for padding, [n, new]."""
+    is_end = (answers == END).int()
+    return (is_end.cumsum(1) - is_end == 0).float()
+
+
+def group_advantages(rewards: torch.Tensor, group: int) -> torch.Tensor:
+    """GRPO: each reward minus its group's mean, divided by the group's standard deviation."""
+    grouped = rewards.view(-1, group)
+    centred = grouped - grouped.mean(1, keepdim=True)
+    return (centred / (grouped.std(1, keepdim=True) + 1e-4)).flatten()
+
+
+def pretrain(policy: Policy, length: int, rng: torch.Generator, steps: int = 100) -> None:
+    """Teach the format and nothing else: random closing brackets, then END."""
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=3e-3)
+    for _ in range(steps):
+        prompts = draw_prompts(64, length, rng)
+        closing = torch.randint(CLOSING, len(TOKENS), (64, length), generator=rng)
+        answers = F.pad(closing, (0, 1), value=END)
+        loss = -log_probs_of(policy, prompts, answers).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+class Experts(nn.Module):
+    """Several matrices h -> 4h. A router chooses one of them for each token (top-1)."""
+
+    def __init__(self, h: int, experts: int) -> None:
+        super().__init__()
+        self.router = nn.Linear(h, experts, bias=False)
+        self.weight = nn.Parameter(torch.randn(experts, 4 * h, h) / h**0.5)
+        self.choices: list[torch.Tensor] = []  # of each call, [b, s]
+        self.replay: list[torch.Tensor] | None = None  # choices to use in the next calls
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        shares = self.router(x).softmax(-1)
+        choice = shares.argmax(-1) if self.replay is None else self.replay.pop(0)
+        self.choices.append(choice)
+        every = torch.einsum("bsh,efh->bsef", x, self.weight)
+        index = choice[..., None, None].expand(*choice.shape, 1, every.shape[-1])
+        share = shares.gather(-1, choice[..., None])  # the router gets its gradient here
+        return every.gather(2, index)[..., 0, :] * share
+
+
+# --8<-- [start:samplers]
+class Rounded(nn.Module):
+    """A sampler that computes in `dtype`, or in bf16 with weights of 8 bits."""
+
+    def __init__(self, policy: Policy, dtype: torch.dtype) -> None:
+        super().__init__()
+        policy = copy.deepcopy(policy)
+        if dtype == torch.float8_e4m3fn:
+            for weight in (p for p in policy.parameters() if p.dim() > 1):
+                scale = weight.data.abs().max() / torch.finfo(dtype).max
+                weight.data = (weight.data / scale).to(dtype).float() * scale
+            dtype = torch.bfloat16
+        self.policy, self.blocks = policy.to(dtype), policy.blocks
+
+    def forward(self, tokens: torch.Tensor, caches: list[list]) -> torch.Tensor:
+        return self.policy(tokens, caches).float()
+
+
+class TopP(nn.Module):
+    """A sampler that keeps the likeliest tokens until their probability reaches p."""
+
+    def __init__(self, policy: Policy, p: float) -> None:
+        super().__init__()
+        self.policy, self.blocks, self.p = policy, policy.blocks, p
+
+    def forward(self, tokens: torch.Tensor, caches: list[list]) -> torch.Tensor:
+        logits = self.policy(tokens, caches)
+        likely, order = logits.softmax(-1).sort(-1, descending=True)
+        outside = likely.cumsum(-1) - likely >= self.p
+        return logits.masked_fill(
+            torch.zeros_like(outside).scatter(-1, order, outside), -torch.inf
+        )
+
+
+# --8<-- [end:samplers]
+# --8<-- [start:weights]
+WEIGHTS: dict[str, Callable] = {  # d = log π - log μ of each token, 0 after the end, [n, t]
+    "no weights": lambda d: torch.ones_like(d),
+    "token": lambda d: d.exp(),
+    "token, at most 2": lambda d: d.exp().clamp(max=2.0),
+    "sequence": lambda d: d.sum(1, keepdim=True).exp().expand_as(d),
+    "sequence, 0 above 2": lambda d: (
+        (w := d.sum(1, keepdim=True).exp()) * (w <= 2.0)
+    ).expand_as(d),
+    "sequence, at most 2": lambda d: d.sum(1, keepdim=True).exp().clamp(max=2.0).expand_as(d),
+}
+
+
+def weighted_loss(new, old, advantages, mask, weights, clip: float = 0.2) -> torch.Tensor:
+    """The clipped loss, in which each token has an importance weight, a constant [n, t]."""
+    ratio = (new - old).exp()
+    a = advantages[:, None]
+    objective = torch.minimum(ratio * a, ratio.clamp(1 - clip, 1 + clip) * a)
+    return -(weights * objective * mask).sum() / mask.sum()
+
+
+# --8<-- [end:weights]
+@torch.no_grad()
+def success(policy: Policy) -> float:
+    """The exact probability of a right answer, the mean over all prompts."""
+    prompts = torch.tensor(list(itertools.product((OPENING, OPENING + 1), repeat=LENGTH)))
+    right = F.pad(prompts.flip(1) + (CLOSING - OPENING), (0, 1), value=END)
+    return log_probs_of(policy, prompts, right).sum(1).exp().mean().item()
+
+
+def record_choices(policy: nn.Module) -> list[torch.Tensor]:
+    """Return and forget the experts that each block has chosen, [b, s] for each block."""
+    choices = []
+    for block in policy.blocks:
+        if isinstance(block.up, Experts):
+            choices.append(torch.cat(block.up.choices, 1))
+            block.up.choices.clear()
+    return choices
+
+
+def log_probs_with(policy: Policy, prompts, answers, choices: list[torch.Tensor]):
+    """The log-probabilities of the answers, with the experts of `choices` if there are any."""
+    for block, choice in zip(policy.blocks, choices, strict=False):
+        block.up.replay = [choice]
+    log_probs = log_probs_of(policy, prompts, answers)
+    for block in policy.blocks[: len(choices)]:
+        block.up.replay = None
+    record_choices(policy)
+    return log_probs
+
+
+# --8<-- [start:train]
+def train_with(
+    policy: Policy, seed: int, engine: Callable, age: int, weights: Callable, replay: bool
+):
+    """Train a copy of the policy, with a sampler that is `engine(policy)` of `age` batches ago.
+
+    Returns four numbers for each batch, [batches, 4]: the trainer's success, the reward of the
+    samples, the mean of |log π - log μ|, and the fraction of expert choices that differ.
+    """
+    policy, rng = copy.deepcopy(policy), torch.Generator().manual_seed(seed)
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=3e-3, fused=True)
+    history, rows = [], []
+    for _ in range(BATCHES):
+        history.append(copy.deepcopy(policy) if age else policy)
+        sampler = engine(history[max(0, len(history) - 1 - age)])
+        prompts = draw_prompts(8, LENGTH, rng).repeat_interleave(GROUP, 0)
+        answers, log_mu = sample(sampler, prompts, LENGTH + 1, rng)
+        chosen = record_choices(sampler)
+        rewards, mask = rewards_of(prompts, answers), answer_mask(answers)
+        advantages = group_advantages(rewards, GROUP)
+        with torch.no_grad():
+            old = log_probs_of(policy, prompts, answers)
+            pairs = zip(chosen, record_choices(policy), strict=True)
+            flips = sum((a != b).float().mean().item() for a, b in pairs)
+            if replay:  # compute again, with the experts that the sampler has chosen
+                old = log_probs_with(policy, prompts, answers, chosen)
+            difference = (old - log_mu) * mask
+        for _ in range(2):
+            new = log_probs_with(policy, prompts, answers, chosen if replay else [])
+            loss = weighted_loss(new, old, advantages, mask, weights(difference))
+            optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
+            optimizer.step()
+        gap = (difference.abs().sum() / mask.sum()).item()
+        rows.append([success(policy), rewards.mean().item(), gap, flips])
+        record_choices(policy)
+    return torch.tensor(rows)
+
+
+# --8<-- [end:train]
+def pretrained(seed: int, experts: int = 0) -> Policy:
+    torch.manual_seed(seed)
+    policy = Policy(h=16, layers=1)
+    if experts:
+        for block in policy.blocks:
+            block.up = Experts(16, experts)
+    pretrain(policy, LENGTH, torch.Generator().manual_seed(seed))
+    record_choices(policy)
+    return policy
+
+
+# --8<-- [start:runs]
+PLAIN: dict[str, tuple[Callable, int]] = {  # a name -> the engine, and its age in batches
+    "same": (lambda policy: policy, 0),
+    "bf16": (lambda policy: Rounded(policy, torch.bfloat16), 0),
+    "fp16": (lambda policy: Rounded(policy, torch.float16), 0),
+    "fp8 weights": (lambda policy: Rounded(policy, torch.float8_e4m3fn), 0),
+    "16 batches old": (lambda policy: policy, 16),
+    "top-p 0.8": (lambda policy: TopP(policy, 0.8), 0),
+}
+RUNS = [  # the sampler, the importance weights, experts, replay of the expert choices
+    ("same", "no weights", 0, False),
+    ("bf16", "no weights", 0, False),
+    ("fp16", "no weights", 0, False),
+    ("fp8 weights", "no weights", 0, False),
+    *(("16 batches old", name, 0, False) for name in WEIGHTS),
+    ("top-p 0.8", "no weights", 0, False),
+    ("top-p 0.8", "token, at most 2", 0, False),
+    ("same", "no weights", 8, False),
+    ("fp8 weights", "no weights", 8, False),
+    ("fp8 weights", "no weights", 8, True),
+]
+# --8<-- [end:runs]
+
+
+def plot_curves(curves: dict[tuple, torch.Tensor]) -> None:
+    import matplotlib
+
+    matplotlib.use("svg")
+    import matplotlib.pyplot as plt
+
+    plt.rcParams |= {
+        "svg.fonttype": "none", "svg.hashsalt": "mismatch_remedies", "font.size": 11,
+    }  # fmt: skip
+    panels = {
+        "rounding": [RUNS[i] for i in (0, 1, 3)],
+        "a sampler 16 batches old": [RUNS[i] for i in (0, 4, 7, 9)],
+        "top-p 0.8": [RUNS[i] for i in (0, 10, 11)],
+    }
+    colours, lines = ["#6b7280", "#c2410c", "#0b6e99", "#15803d"], ["-", "--", "-.", ":"]
+    figure, axes = plt.subplots(1, 3, figsize=(10, 3.6), sharey=True)
+    for ax, (title, runs) in zip(axes, panels.items(), strict=True):
+        for run, colour, line in zip(runs, colours, lines, strict=False):
+            curve = curves[run][..., 0]  # [seeds, batches]
+            label = run[0] if title == "rounding" or run[0] == "same" else run[1]
+            x = range(1, BATCHES + 1)
+            ax.plot(x, curve.mean(0), line, color=colour, label=label)
+            ax.fill_between(x, curve.amin(0), curve.amax(0), color=colour, alpha=0.12, lw=0)
+        ax.set(title=title, xlabel="batch of samples", ylim=(0, 1.02))
+        ax.spines[["top", "right"]].set_visible(False)
+        ax.legend(frameon=False, loc="lower right", fontsize=10)
+    axes[0].set_ylabel("success of the trainer's policy")
+    figure.tight_layout()
+    figure.savefig("mismatch_remedies.svg", transparent=True, metadata={"Date": None})
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    starts = {
+        experts: [pretrained(seed, experts) for seed in range(SEEDS)] for experts in (0, 8)
+    }
+    assert all(0.05 < success(policy) < 0.25 for policy in starts[0]), "guessing is 1/8"
+    print(f"{'':39}success of the trainer's policy    samples")
+    print(
+        f"{'sampler':16}{'remedy':23}{'mean (range of seeds)':25}{'at the end':12}reward  |Δ|"
+    )
+    curves, mean, end = {}, {}, {}
+    for run in RUNS:
+        name, weights, experts, replay = run
+        engine, age = PLAIN[name]
+        curves[run] = torch.stack(
+            [
+                train_with(start, seed, engine, age, WEIGHTS[weights], replay)
+                for seed, start in enumerate(starts[experts])
+            ]
+        )  # [seeds, batches, 4]
+        seeds = curves[run][..., 0].mean(1)
+        mean[run], end[run] = seeds.mean().item(), curves[run][:, -10:].mean((0, 1)).tolist()
+        gap = curves[run][..., 2].mean().item()
+        print(
+            f"{name + ' *' * (experts > 0):16}{'replayed experts' if replay else weights:23}"
+            f"≈{mean[run]:.2f} (≈{seeds.min():.2f} to ≈{seeds.max():.2f})   ≈{end[run][0]:.2f}"
+            f"       ≈{end[run][1]:.2f}   " + (f"≈{gap:.0e}" if gap > 1e-7 else "< 1e-7")
+        )
+    flips = curves[RUNS[13]][..., 3].mean().item()
+    print(f"* a policy with 8 experts; fp8 changes ≈{flips:.1%} of the choices")
+    plot_curves(curves)
+
+    same, bf16, fp16, fp8, *old = RUNS[:10]
+    cut, cut_weighted, same_experts, fp8_experts, replayed = RUNS[10:]
+    gap = {run: curve[..., 2].mean().item() for run, curve in curves.items()}
+    assert end[same][0] > 0.9, "the task is not learned"
+    assert gap[same] < 1e-6 < gap[fp16] < gap[bf16] / 4 and gap[bf16] < gap[fp8]  # they act,
+    assert all(abs(mean[run] - mean[same]) < 0.1 for run in (bf16, fp16, fp8))  # and do no harm
+    none, token, *_, truncated = old
+    assert mean[none] < mean[token]
+    assert mean[none] < mean[same] - 0.04 and mean[none] < mean[truncated] - 0.02
+    assert end[none][1] < end[none][0], "an old sampler gets lower rewards than the trainer"
+    for run in (cut, cut_weighted):  # the reward of the samples promises too much
+        assert end[run][0] < end[same][0] - 0.1 and end[run][0] < end[run][1] - 0.1
+    assert flips > 0.002 and gap[replayed] < gap[fp8_experts]
+    assert abs(mean[fp8_experts] - mean[same_experts]) < 0.15
+
+
+if __name__ == "__main__":
+    main()
