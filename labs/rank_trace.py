@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import base64
 import contextlib
 import dis
 import faulthandler
@@ -39,6 +40,7 @@ import threading
 import time
 import types
 import weakref
+import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -1707,17 +1709,19 @@ PAGE = """\
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{title}</title>
 <style>
-body {{ font: 16px/1.5 system-ui, sans-serif; margin: 1rem; color-scheme: light dark }}
+:root {{ color-scheme: light dark }}
+body {{ font: 16px/1.5 system-ui, sans-serif; margin: 1rem }}
 table {{ border-collapse: collapse }} td, th {{ padding: .1rem .6rem; text-align: left;
 vertical-align: top; border-bottom: 1px solid #8885 }} tr.hang td {{ font-weight: bold }}
-code {{ white-space: pre-wrap }}
-</style>
+code {{ white-space: pre-wrap }} details {{ overflow-x: auto }}
+{style}</style>
 </head>
 <body>
 <h1>{title}</h1>
 <p>A tick is a moment in logical time. Steps in one tick do not depend on each other.</p>
 <div id="trace-viewer"></div>
-{table}
+<details{open}><summary>All steps as a table</summary>
+{table}</details>
 <script type="application/json" id="trace-data">{data}</script>
 <script type="application/json" id="trace-sources">{sources}</script>
 {viewer}</body>
@@ -1725,12 +1729,17 @@ code {{ white-space: pre-wrap }}
 """
 
 
-def page(trace: dict, sources: list[str], viewer: str = "") -> str:
-    """Return one HTML page with the trace, the sources, the table and the viewer's module."""
+def page(trace: dict, sources: list[str], viewer: str = "", style: str = "") -> str:
+    """Return one HTML page with the trace, the sources, the table of all steps and the viewer.
+
+    `viewer` is the text of the viewer's module, and `style` its style sheet.
+    """
     viewer = viewer.replace("</script", r"<\/script")
     script = f'<script type="module">{viewer}</script>\n'
     return PAGE.format(
         title=html.escape(f"{trace['program']} on {trace['ranks']} ranks"),
+        style=style,
+        open="" if viewer else " open",
         table=table(trace, sources),
         data=_compact(trace).replace("</", "<\\/"),
         sources=_compact(sources).replace("</", "<\\/"),
@@ -1738,11 +1747,9 @@ def page(trace: dict, sources: list[str], viewer: str = "") -> str:
     )
 
 
-def viewer_module() -> str:
-    """Return the text of the viewer next to this file or in the book; "" if there is none."""
-    here = Path(__file__).resolve().parent
-    places = here / "trace_viewer.js", here.parent / "docs/assets/instruments/trace_viewer.js"
-    return next((path.read_text("utf-8") for path in places if path.exists()), "")
+def viewer_files() -> list[str]:
+    """Return the viewer's module and its style sheet, which are packed at the end of this file."""
+    return zlib.decompress(base64.b85decode("".join(VIEWER.split()))).decode().split("\0")
 
 
 # --- the command ------------------------------------------------------------------------------
@@ -1892,7 +1899,7 @@ def write_trace(args: argparse.Namespace, folder: Path, limit: float | None) -> 
             sources = [Path(p).read_text("utf-8") for p in recordings[0].header["files"]]
         except OSError as error:
             raise TraceError(f"--open needs the program: {error}") from None
-        Path(args.open).write_text(page(trace, sources, viewer_module()), "utf-8")
+        Path(args.open).write_text(page(trace, sources, *viewer_files()), "utf-8")
         print(f"{args.open}: open this file in a browser")
 
 
@@ -1951,6 +1958,221 @@ def _without(words: list[str], name: str, end: int) -> list[str]:
         index += 1
     return found
 
+
+# --- the viewer -------------------------------------------------------------------------------
+
+# The text of docs/assets/instruments/trace_viewer.js and trace_viewer.css of the book, without
+# comments, compressed, and written in base 85. `python docs/assets/pack_viewer.py` writes it.
+VIEWER = """
+c-qB%*^=W(a^ODmD^Qqf7LW-tN#;>is06vwt(InX`WWl#(X1JZJp@TG6DlUb0l-XhNto$L&ueS8rWft&{(|16KbbFCKj
+H+DRox@ARUb(pPLBu=zrw>Y&(=lhB&*~hS(lMl#&<znmU%kcmPrvEs-WBLrt2bIBz`nJwB}U&AzmcWBAaiqQg@ywahZJ
+0O<)UtYnkO96&<hRha`B6SKDNgEuHUY|B%efE|kmDr0{f4zK?Boi=_OuO!IVAzeTz6W|OQJo`$HEC*?L@6FjX-0Jq)zm
+__SoIEHe+&hvQht^MxDWM6pxL=>5?;)hM-t+J<J7u=_J_b|3^<MO`y5br3JU(&UQnZeHYMa86;$D3pkmC3G*hVKE=^__
+<=em74xt9YJx7vuKr(4Ab|1xY-=kA~jCZM&h{h92L!fqRS3s}diF_;`npuiRJg_~&f~FO@&WiWAx8KV<0|dVI?AMG+0@
+r@Knlcjf)<V8pLj#B*IgoW4A8O0h}-lwQ#3`yw}RT)%SS^}>;5;?jfcYAX7{*<M6>y#5H?(2wY5*dI-Qz;~$0z<87mRY
+S^vbV?ZaCaSf&Jlo<#t+x-eBv(_#uf}A3_|h9i-iO8EvhvSg`Y>xSF>>hX`pZ3H;Z9-Rc)L!^ph*8mGKt1x_wUj#-C%H
+bcG;T*WA|I}HlVlPiMM`lGU+Z;z#CqV-7vz3aev~EM&n%+Mg5UGgMMH&@TYKt{zM`cOz3w6vghqCuv@=dX1~vqd0M2|+
+Pn1q>ch6zi+e8*2pJ4tVqtL)i1Ph1qTgspKY(5vPt1&5mw*3f*FPRzz^hf9yK>;gkIA~o@`$iM8q&{;2xfD&YPZY%CV{
+=gc~RtMw5i;7+bvy~GtN*geUldDFKowiSGpkpZmZwq(rotSeYTDc*iz_zm#q^wDD!O+x<A5SH(1820$%<Wf845->^4~r
+`%X+v_9P)Xw9=&~A;89tM-!|U8Z2KdNge8fFv}fH-IoVStlVkH;EkE?j79?c#0a2AIl&^y*UL=_-Le9t7E8!wx`6K?CT
+<@d;(RYEDtv#)@`T6KT@T-k#_nJK@&CG$a6Ad()hbHM<e^}SM300BI1N6MSFAfRwkZN=u7HAW{PF;;33yh1HJMV;Z9`G
+dEV}h8Ik2tR)Qt84;5-l<ZYF7H=3q7h!>zdJLKkhfIdjo1vWLX;#sQ9S0t6L*6_VkLfn$2c7wNoop3?H(Den^p$uvwdP
+LymGr^*{c2DXWF=E1YyIB}=YnFDETR6#q%^%jluLgO3eLbJ`iL3g5gZZ^}KpOM5uazIqzlBb{v?7~bcHgACbA&J+HT*A
+3YXP?pqET(8fkaUriXHSL7ksRZAd_h%4yf?a!lMwl(Sm8%e?t;qrG)<`>8<5FdB|W3uz)R2jK0hn|NPH1HrmFA&tR#D)
+7pA^qV-klOjqt~0Q1ba5?gD#$1Y{%J1lS88e~7<o&eP&O2nSKNN%FV^;v5atV;6ZF2px;!kAP^f67Z;)%tv4iK&Op*+>
+)nK{1MeC-0;~Jfg?P+P!4{R^bvSS=;BBUNzgZOUP33Ec)!Zxg}{gx;&s%;Y`NI3s54%sc~J&W_t^@VohV8riT|mT0+{J
+y3+v*=!3+>NKAQ!7q9Isp7*PX8<Kl^0{{o8~k5q)7N7H4VJxFm7P)=|wkBSq=M+hK;5{M;M4(x9bDzFhw&|FXe`6Hr5^
+Wf{l23c;sSA$!RU|*`23h)c5b`cP<AP}5ss0KCWY4&8(0aV83D&2-f*wqxmzycv`sKl9%V#BHg-v4C=LyOlEJDq>~SHw
+>_M)(V0S<9;ymXLQOd4_D7H#fp<@x_O1k*uOJ2f;`QJcpu8HbtNiuLwxgs<@bdU=;(4r-Fh40EIA#0PS#=*_iSHnv5rY
+0K-cfGkZ$j1q|0)qfiCBL#1V67(SpN=n96|U#9bq1Zsf$D_DWp2&f#Fs00wCK4Af7B3r<G_jr`AyqvC&0FJSh36HnC+^
+**Y$(R}&qof8S<TBmOwz&5W)V1yv+X!_-##DxaH(^uQD+{OYXgmoqsq#-C^gS`y@f3G}Y_keq9x%U}0!@oxW*HI$gxYB
+C$4A6T*C48?X>*VuI-;mOLm(fnj2QxckpmmW^<iS#r4;C%$4}sx^%t2n!%s1=wuRLIJl3jLnxQ3kNDvB5+mX1_0{fc8d
+$_VeYAA|p!4Jm3D<n#y^oIqzCM@oVet>XVSv2YqlW0wli!l{4-a*EP{WQ-WHmFRxs`p3GJzgLX?KX6a(xfWWZi{X0F>2
+9FFdn6A$$bvM_i0d2JD}!*G7GW65&r4oWQCMI!cBPIXYeukybsf7Y!YNLdI+!?()m5jl;{b&4vitH$4Qs=5kNv9>hv+S
+0Vqdn7Sfx>jZrUTkSe{54@ptPcc4-6kmaiohmgqyf`g$*)bb9P6cX$n<x0Gh#YCQX3tVEX!6t)QSk&`G)h_KyK?=<QV+
+XK@1?e0aIT9wBsi*ZJF6Z~CW+qS0`=s=0<65qO9ztP*g27(<8qnP{mVyyBH4v=3NdR%8XuDn{OVoIeN6}OFJ}$fzG`1J
+C7^&EI$D^(b8Hi|v6;f-Fs1LLw;%Q0sT$YqvLjVFHpoJC7*iyq{I=6yZ4xf=#K>iSu=AKTqoW`Jq`p8KGyyys%T4jQ;3
+OVO_K(Q3zex+*S1}eENyB6Uzq5{_<f>Qy>t$f8+S1V8zP?{3xYNRm69+2M`!9!XUpxy!D#YbAGfaI3SphPIwM9QoKP*G
+h&GCd)sG?LM%r-j=rQbwXrH-My6ROiL>6+y8;uE851kU(GplrD=96&8uu_0Ejl!Chh%-=9=^0+*}w?!G+b{`hD%K)d8y
+oKJg8*lPv50e{+Uog5eY^}OA-HbQGOKHw-qE0yK~DW}4HA{3kqq&2Klc+hP@ch<8;2*9FGfHN9Mh7@2wf!rB^fg*tze<
+*%gnOXk;49pJ%8`qSPGolpJK|Cuo;%tFQuK>5C;H-)mtD%uB0f7oDkj3e@Kt6UJY9)vqw`6zf;_LwZ1SW{3Z+jyy&+1K
+xX)Q__Ly-wrDKmo|VG35Km9AS>P>cL^8F|)($+@a%mzsMb0|NI9ejKy_8Oa8O1hs}FWcfJ6Z(uPb{u8Ls!)>G_pBGS8k
+iY}3vpY+G00U7nq%hdF05_12@kFjhhI|{liKrtMYTIpWc8KZrj6eb*5!M<ZW`ST6Vku<W50JW`H>?c}63)pE18xONh>h
+mcylO!<E)6l3L|E9RXqcYg$7?`26lj?|8Dec*4rvNzc@lq=QrHVAMYh}WRm!<a5;T@EqSX;oPS(<h(z^t^iC=p52{ITX
+{n7$Z#bMO*&AP$_M0w}^R<bIRgQ9U8s~cfaKp{5UwA&u%$yp<A2pQZla7BC;VlIiWR=1mM<M}Nsg%}ynCr#~RoTu?@1;
+p<_%s?nXZpRJpK!8OO4+{>Pq`0plu>zuus#-M-KpZ^8Kz8reo+=wqQ^tCe85|{W?9K;$EGZL56{pjTi78gg6|Bumya1J
+%7ok!bH?C)W$AYMo(l&@#c9C0D>|~F0LeBCzPq03cq7VvXa`-YDtE5SYmQ-b`U2XGtC5|lcueQGb<mKD-5e09*_%OQ&+
+?RdVFwXy!a%v1a)=Y*~r}X>y(av}h8BYn;5dAMQWX>L*(F8OssWu#plZPTQxgF1DP48qpr-LBgaL@5Tsixy$2U}CQy?Y
+`kk_0Kk1B}L5XQeYs?zU_9q&U+PU+UvXQ!sxEcxJ$&wFgO<V1uRwNQ@zMAm7{|*`;MT#lOjd4WHZ`+9kN%DNImWK+P%j
+&4rBIB+s)voC*<ZVP>^(En&Jt(54D#I9;tAk>mnu0CQY$7C*ZI@G_8x;!>t_kF&k={<nYk<JUiY>jv=*uvKP@7dHUBS=
+agzNp3ZUIhwSplbKYimzsL0Qk>2>D}u`SNw2Vbau_I~inhCQHP*jGxpb|Ih11kdQ0yLtNl3|j(v%ZP5GzQbK$*yI>Gjp
+RgMkHXWJuQ`s;Yp+lS-pE3``73Ex)Y~Fj=SFJ9XmH!6!%B5<=Gv_?$DMwv`2xha`^TD9fkP${GZV8cFO$Tmg>5z>cP9H
+^V9pp_qwup{OC3c;sT)O`gp`xZ;IJv!-iWdJh7nrW&PQ9%xX2iw0^<n@~%a{4~0^e#VYroEr%wczNJ?t5g@#)|>33sjw
+d(VV-fOAd}Y|51-NeA0Q<XNq3xtCxsJQ*NLH_6evZm=Yn=|jfs|~>3D(Us)@$0G4>r$$CC&Obc@X@Ej{<B4Blv3qO(|e
+$|{dn^>HjybUt?`BY4%FB44CtN8{-?_!~HKfG71`CtE916RdKPI8=g8gSt}`y(c(K0T8Niv<Z;kDl{CsKQeyY0iSayi}
+c%&R4t&WPtZ#MztlEp>K_5!s5szLm(Rw~x*{i0k!{1Y`p55o_?!2Dl0e9j_!LC~jFZ$3C&ra_NWjA5d_YktL^+_d!~ZK
+MS*1${g&QZ?&67=uL>N$iPqc)9yjx|nc;!H`^nsW%>?|M|tN3BIh#frD1o+ph40a5$2&lKgt_Wcrc_5kZ9X#}O=&;jyx
+=&XLqv<|PRtvdde*FG-Uw=n*<%i_%>)pnidammpU%h(ekAIq+jXr$nAAdFe>BEQh<m~8rqwoX#(>;!VazD^N>xq8`#f^
++tI^)&x!-pAUy*$vANtXQU)e0vxK=i77D1ya4d{~S>e0b_k&ZdET=NkHUwnaN`0Y7Yk2I0rKFCSJBP$H1&dWM)p!VIDh
+m+q1li`~&MeaSAz=xQ)wQI<p#@?#kHCP-<11vCbD0;(2nc=6NNeKoo00)HqyEQFQ}KH7!64+}d-m{3C(wh$({Erjzt68
+;&UfQk>SP-I5{x+%)bpj2{MtS7hM2N2;%$Ur?i8cuJEO}u8jirkk6lC#|5%Y$s64s5F13oJIA%7X!Hr3DjZ^mb0Y@Rm`
+cpho~a1FP@*CRA!K+;5YJNCMLo>9LYyU*6#I`rNy`>75bpx!@9CK!UD}=0~ggv?%whByu~Qd%zngVP;qER2|`zKtxbLO
+&0-G!Md$mk?y1moS}44@fjHrWhhjMqe=J11+st|I6aD5e^>*Vj@&J5==U2y)bH1SC=z#g3o=b9r+o(EyW7~x#SnYHmj&
++;_gn|y__ot`UOTTleSCm_;o%w+oNKIeAvzy60Iv@2{<God5qx`1zch|(7|H9;!Oy3S|GB{ToXg+be0%Bi{vIm8-pxKH
+9nnJnbMUjw_x}n0d796GMvJ10411pMBKH!0_Vkn2L6*A#`-n*U3wFUi;FEA}JRlzs*TwB&!6NC0v%}}}UAN5sHr>I_@5
+458_LR7{69wRqK~Hw391Cn(da7{Vu=DCd!O8Ao8c>oI5HNgb25cvR*;}NJY67XlU)B69&WRq}lLuXG9%u>qw1lUlg|mU
+8@Hro$U=3wS?Q>;c)}AUH$N{VYj<Tjcj9fRI0yAF$W7_5`?^lFDRIc*fX*Kn29s4m&o+7q{1gvB;$t~(0jh3=~XtFkb%
+Fw8cili4x6B~*gWb;P{B+O9eSv<WadEgH}eDgku^ZEVnV-TeZ59JLquojf+lN9Qr@(=6)c`{kD$cGVT&)@>WRgGF6jcC
+B#MO?-p*a~ZO-}jHlJ`IYSn%`$Yx5@L0tj|$DDANa6xL&Zy$kZ8;E0?lNA<JM3A@LNGXGq-GmSwh%h*cNC2E{$z8V6I)
+LTiq2Gw@ul;sysiDGk-DaJs1iYRYdx9ki@`{RoxNtu0x@Xx;e=XNEgcUL#Ocan5X80^;c2_}$g^k$4|*m!A83cyR+f;-
++aB6(t(2Lb76efE2WILbrVEU^Q3k0-FRxC)GufAa=ljTr?eZR`D!Zfwb}-OSu&tyo|?gvC5v@pg-u5!{R#2AL5l8-0<r
+X*2oPoZz9g;ctY8y4FJ^R*&wz+XOxAr#=9R6p}5U<`@j&P9`9CiLiI6P#;3anf#0EZGH4hWk;ix03?+Ocbmp+<8`~nRp
+VnAr%Iu-Jfyy{H27!en#-V_2Os1`dY79>S8(#UqbY|!SF&dc%K2|fzyLS5k+P<(3l9R9~rr>LWf#o^BMFZmk0)eLAA$=
+8ubxMeImw7xKD(M3fm1((3!s+jleJF~OOP4;@MDC?f@_m_XD8-e{;eb1^l|ih{pW=LB6}3vy$&(NPK|_n0^f*-+=qLHr
+V76+7NQIBun&Iw}XRAUZ`yzdG&7A?v!404Y>||1k-N4=j-)4^qbOc#<?DYri0q~J*M?nksRe-~lqeFzIWx@x9El@pki@
+~7^cx!>GLmSZ#c#o^yxk?v6$yB{`jRZiFn;gx^ZUAT!_5)x^A=7-AOL(_I|B*;dye%{2Mra%k-E6r;I>3E2&?nKEm`_2
+YMQP!F>YJ8O6lp-ND$7lHaq;x@)P1__X8GL(kb>St@pvZ{N_Z@yu?tEUF@!=W^Tuojq@ojXrXv*xX`0LAghphO<7S8c@
+7{X~tiZ+onGjp9`YtXv^p`#~XB(3k(2q^1#rVevBywvgvrdXhghP~8t>g|5($o@eER^G1gB-IC`z(rb{wJ~YJr}7A502
+-0x4On-t7rR#OkJ|XGll2Ns#6CyfRdz5hCKmsp4<`1w?Y1USp!jl>^r#j#;lOF%pQek0X+pmcawqM3DaUs6jjkpJjChx
+d5|#|_VBa$w5(8oegj@KJd9o7nWB)&0-6>@3A5d^-9bZ=7zM3o`$U|Ak_xqW=lKD`YE-jV^gdZ_pppwDx(J=W{L}xW!-
+T*5)BketJQ0nUXd9xVMCUia8Yuf~_@A=N%<xad9Fc%@MO4C9+EOS=lL%6D9k+E3(l60EW$aak-oKJZ87yl0mw)^h&2Ik
+kkN=0DEhKbnlXLlg)g{-;YT7z?f9;Tvg=WK;jnt|p+T5vTvP<S$5?dX!IQ*CAXba4_HY_Mz04N-^LX&4WnTCt5tH>bsA
+gB*sL23zcUEANuh>HGq(#$SPNE4?oj4I;B(6h*aZNNGU=fV_^`0(#Ufr8%q(lX}Rhi4zwFE0XDLw%pbi$ZxK$yCr%7ZJ
+3=GTfiYv!doii0*^wdB2)Yjz{AtnH}o!5sw3t&G-_nW>65V`S3cJ7$?f)${9sHYYvM)(W#$lP708Y;Iwi+vjTYJGen_r
+z}Vg&UtU042)&;6w9vj%FVdp!+Y~QktI{)o52!spn1q@iZ_{>LKrsF|xs{LUq}{&w=|gemv2oWQp$%7<{IIr9$9UKUo@
+LWa(-|v185a39fFBXe#%yzG>9<9>Y->|0XfH@RmoPQwS3Xa=bogZ*DUEt9vg&&2Ev}^4S!^F=_mET+pf{sXyNw`?DH&I
+f-qMLr3FqhLS`m^65Bq@f#ZfOB3j^!Cl<!of=OEq%;z&c{5$BORGfr(JXPDDF{fX_gY-lW-7*z;T@WN@Qvp}Sz$|#t&M
+EP#I2ASqJKYsg7gkT+yuHzbmc%Cy5ng%Xvqx>8)M1ksX9g1@b=udNy8KA5d+ep+CcgO+(5@CkiQFKiN76x%yYQFgvIF^
+wwt+4{(8>ASafBH>DBrA6DZXFkRRwYG|?|^#+6!`a~f8nJuyh0`}B>6r_gcfYZMK!J4j7DY|Al^RtMwn!ha%lTW!HS+M
+;f2F!*KQN0Nh*2cYe%4!QX;0L2k;@JELze1CdO08V`_!OA8)+@qE<d@I@pY)k902r&!n)9r8r|L5|}L#jj1pwI<B#ER3
+ojFeXClAlN%m7lNd!l?RcKVb^p9g@;%RameVoFm~aouPh5YZIzL%Dn8!u-1Y04&biL`25y;LwACE(DzY;2dW~W5wm^5C
+oDu(0W;n&Co{{~tP;}W(lz5ZbXFP(lhroNE1PuP3twkK&TIo`Z5JW+k<cFeY)9=Zx@S_Ak9_yd3xz<g*Pabw7q(HihIV
+v$QN#O0(*SSrhk{<!=mr{BLxmhpClyo{6481nl(+r)P<W3pa{4M<ZZi_GkPQ<%23{G;&E<s)@2p!rJ8D+Do?PxguQTU>
+^yjD`49J_Tm>jU-T41&&IMnawaTbk<9332{cG-HEjNX|F!@BGE@5dYvK}`JyqVp*M3dmgFLO)q4eqCutMy21Gj8E+|TQ
+E@}pTOE?@^^a~ooQPgRgPYKXIG1;ior=g0WAh%<_Nu@{<{R%jg+Me{1C$xr!w;N3fp5mfg8@F`|GBREPZ@qQR9-6%h$=
+5es&sW<;Qc#*dn%}3K&E7%6jRvpB`08e}>9|ouY_tS%8!=r0&u$Z_`9Owm`#9Pd)6@4gXws;Rc^w0f?~Lh>TvsHb1kWR
+t+3T!KA|axiE==q&QnytRTEbSOwW*uM=xo!U7&nWyd5%QLz)^9Jy`kl__$q_hM;o73Fmu4^NHkODEfz8np`qeF|7gtWn
+a(Oj<jLlQh9X|WpFw<aO91gT2Tq<_-E6r8Kz__Nf&F@Jy#9uc2PVwW7#0D-@%Tb?3=|DO;gU7F0b04`{ml*7D}bEUr+5
+IiqjzK3zETnn#T*2O6@qU9P>GXt+PvA*ttxdsxH=xOm!VEFD|QA~3Vq3aHIf9gwt$q`ZY#u6O3NB{NFIsoI<=%^MJ@SF
+?gr6mx>x{9MG!j(xdq(S8<=nIVT9v4r}zmMgOJno;z=H>1{ra?9kaQMfpN<SDM4hA0z>8{4Yt8AZ{#|{;diVLhyv;3H_
+^04)%EfC$aVO@QQh;m4*Wq#K~U83m^hJQdIf?Hnr|aF*P##4M~B=TPrMxID2<9pX8~ihl8TY=!hDYt1@4ZCJaH0VH}K_
+kA;(NT^+cyG=^6oF<%*g;CQ;tU3#E9i1DU&UY1B6v%*#pa=|&elj0+NUln_!+sB2mgAu7HbSO^Eas_x>3^O|jFJp!_mq
+~gw&kVXphMiPGRVy78bl*Bco0Pn$6f+wI{Ml%sCGCJRr;Lsk?OO+HRFlqxqcZP3QbYTCa1&@(0*6=9fQr?Fmrw6|Z?lL
+Yff#WLj5>CZLprHGIeEnD~F?JM~742E%L;<;+8+KK2%KNmCSGr)HCbAFNG`0$0DTrkchDT*A>!Va75Sq?-sKdaaJ7uC@
+8Y(PNF!d`*DR`enyb|p;|AM$G;bzxHLKm_YiF9M`xk|<BZ{Foq6Vo_^mj~{;Lg!kvUWsuKY?bnaL>sq3Flo2645J#Ql6
+f0LBrs9st2x@+5?#5nZRtq2JhK$)a^GZ6N&XdZQjgs*jfTi8YBUX<MY>!jIbW%^GAm(Y3+bLS-Ch=u@)c%jyTSEw@l5M
+@oQfvYCF61gTc~ns$?}r3nb<9S>P|UCuCn!ABq;~dA3aTq1#u7qb<5d?&-4bJ=Eh#rSVU%1Gs{A1JOMLqiQBEquobWh|
+Mssk0D_z{K?r&C0v3&=XD63c>1xZ3Kxmz1i@n}KX$ho9Buey#rmesN61sq|**`-{dCu@2su4Pd@Q+4>BjNfm6i+^b-i$
+-3Pk}M|28=u&ZR|p4h(IqsvID8KllVQYES3XQQZ2YR{1-nFrH?403qG|-r}KQ{GC#b3N4Ixv1&@_p5>w4n-%}YC4}SS}
+5MSoGmG_%Cz=pcEc~ViGJ2%vp=tQQHNlV9=kt1ujUoeDP8W3!DG!|?FdgmgOkbj@^2LFueYPlIdBM}@;6_vK`f7k=raz
+NIxO-PY5e2?jh4fa}hJr1-Zdb{n(d+Ow!5BO?(rJp*g`v%H0iNub{ahdOS*8G;~W)NSomk!#%cPrm;02afG)7qI^704m
+;Qf!MZ?$xh^HFJvRv(PQwLFKR%sIgUDW@}VY(LN5!Lx`f{W!+dxnL1`>!=o^eA<g7XO-3)?QzAher;#rT3Z>LgB=E4(2
+fdJAims(GZZxj<H|1zuX0gr<o8qQ?B9GVF>Iywhnl_nk`FLCg9tud%z!QD8vKURn!mAA^DUG?Ch1J`~KI_LSyfp52nGz
+>JGRf9-w(}J4jia4Y{hh40DyA85ou&>>Tnw`E-mT=F_=cO9#E@*`w%?+|5N)C$!-EnG1HPcBl?dyKqS|tI*`FeH({b1n
++82`}#5F@5Q?3=$zsu;5jgeDT(EcGRNqAaF)@BdCA~A?nWO^du=ub!we7XvXG}71&;=&_BHDW(B6tC2c*F`ifA738We+
+*D9doWGYm#`IhR}6yJe$|;;w~FbqtkS2i0^=wJ@8^jdw|xD+Zsy2AXYA{(Fw1rcUcAL7y=JE&Pu+Vhvru&<SVy2Z3$%*
+nP}+2r)qxG}O$}Uv;8`f~kmoMR9+EQOE4gwnR5mjRlWKJErpG7T$c|wlgz_z{6MrOcN9EP9EF-FZd-bL_di^Hs4+g<1!
+GJD0dC&_71KAgb*`YN(_fEZe+U<e%=idSjs6kUbJ#evP%T<=;o=07E5E%c0I@hx|PgX14%G;a3DomYV1Or4h1tVS}?cb
+b>i9hSV4(?*m{%z_qy6lDhD=Au}Aj(A4%(=#}vzv3M*pjm!9oWqjyAG)50HNa$Nq`!gfSO@wgga>n$>$^ool#~78a#ia
+O%A&Vc->I;(8Z?Dy}0a<i`tn=$9_bOy>Ne2dDz1h^`XmCUs5_kQ@_wkS-8-sbD#k*zzjSMj>cI<HMEPPvA}xmhIft)Tn
+vJ}XG`7wIW>AQm;^Ib&61RAHBF&hS4Qfra3%)vHkhH2>=vOs9u->XoFO~&)`L3XkqToG-M^iU`;$(LCN%U$&6dlECx&H
+P#W2}YgZ@=Y-MmZJ(U`i!>gU+*nHnit6Qc2qfq@>ZT&3~A*3vqIO9^=KiBBT`6tStNHk-tyWF_EH*c0Aj(c6nQ#hZX2g
+q-t!_v#F1SaW<FnJQ0<eb(!~=6x8?&_V@m0@U0DnHSAowdFt*jATKc1?qs$a%4s%n=}dt#2+tq!D2s&#$qHL33yNkV-k
+q#;sogZev_3RRmQcGQ8{<P78_gaF1Rpci>FC|w*{i<x2Um0i$rJF(Qs|}wENXJYzk`5l&q&rVRgs70NrC@sxQ0O{LsNC
+Dfe!IKZ|gFo*3Hs=4`v`{P}FV_f0?gK$hrJiTyd0*jXi}rxNLWYa$PM(PHqo1)5CVKy)al@cb%p|MD;Y8{@LxZnD+>E>
+jjp^htPm0L-pjhy1L`8y^N(x!Q*xD3d(s^LC!OY1L}^7qAwv4t~(r*R4yjn?Ua|l;hg12ZVs`Ib3zG`SycYAe^zdJX_#
+(fcai0_c?h_5NbOO=hBb`bt8rxpnCv}`%W59|5VxcMu;l%6uhKRHbUDqHovfO(yc_gVS;Kh&_w{?<pEZrLKO>RuAWb=r
+tk822IcX@LGT=`s@RV_vt_;9YIt}{wq4`)gBJGb4g}@Wt&n^8xf@P3Cm|_(5h*{}4c<@i%;{mdq$Z<|4I@Ed8b8och9l
+Bh7M#z8rDNW~em}ee&#t>~&->~oShgu5<MM?fKQ_hdoH7L^0msk+Zo}^Nb<n}T`qFE0pMpR$q{Bb#NrjLcd+9k8^)E0r
+pkf?463LuCf8_9nm^%?JjEueGvA8C3F*tuSnS=;~GEf2X@;<TIxG1klGB$qZ)d`+|PW=U{GLv#qyQAf)y(YLuOD4fKqr
+fmabkTCU_c9EDBrfdXT+@4ZzU$0){!qM8hYYk2qZ|nKY82mh=6iqGf5W;P_M*=$MRy!fW4;UK;!aMbm2<rp>)fpxlBF3
+HIY3%B0KnwrL8ouT?VkQk@CvWwym4QlX-W`3B7D>#kUM!-=#Gv#v=CrfkiJ3DxNbxGq-b|4))}%99$cdKMH&Fi8tG;9L
+hW>}e7e^nugj3{ym4oS3Z0ovjC$Rhu-Coxee04ELeinqhEx4xTBPK}Yec}wh7mRd`m|E(IMONKd$^4>a7J{{LQ{^Mu6O
+M`B`oL)feI&udj?e#ylx8F@8a@S7i+iSm6QZXKR=g2X+-p!;}M>}xJGxuc3UAC2))E&hR`~j5eb=inSq_E>LYgsB)Q0z
+rCTB2n+7|)wkqYxem}rVtfpJRL26|fw}`G8g-jO94A1LH|6&-+j7D)hQogZ_^$<C;coF>^<0uw1q84xfHf<@@SAI{dx|
+qzN_fGGYNadlYDJf!Z=L)8RAooH3yY_=!zb+y6p+uSa9m?MKP)$-LaB_ss)am=6Hc2^P@ecqSD05^@<A63DeCB)9hK;S
+$SJ#o^brH#mKt6Tx-e}(o_nt`bJJ$ifh=zsiZ);(fKys;!_T(7v`8bs78%jgHqK@T`z67RzZ}H)PuRW-_*vV^won6nk9
+1)q^5?!*U@@SE4{-zcEGiG{y#xNza6=_GRvzuFjW`t;qt()PXf*FM{#rZY236ak!tR9F<@#5363~ZQQ5NqOc33vj-^n+
+O^4yGix=y{_1u{cv8sUY>ea;G}t4oE_7F#Wkw3&J>@!qz<5-T*SjF2<cQa{~*f^`{VaJ)rQ6#in#|)4lQ$mCyT^O#gA~
+o8CXtRxaa;)o0DcmHOy1?H9Nd5Dg?F1Jiv|N>HII?6_o7ED|(X#UMD@roqlMxSeiNm7lQ+w(H+UusoXA>H*B+9BCt6Kc
+(ZWDa&wlFSdsgj~WrJG3<Y4V}?Tk*We&FE}yj`ni%R|{Q_*eO^prvH>Z@EDp)~lN5rE;{Ob_a4sa=VeV>$n-n#wkKzor
+G-h-m|7froiX)hJFwi?5*Pw_)@6ns-1ReLp4!rw%Lbsw*mmI!;<?Vn!~gWy=MkbgF~<!y6<PkdKSIGbQmHO#AkYX<!*m
+SqMY%LK;63Gi{Mcsr1I!%dl!r4YSRX5n>Gi<2h^D%q9gsi6@j3I>CfKuN<N?z!EjXW)X7$;`*D4A-Qh^8~IAuLCa}K?f
+c<-jCt;f*vpa;dIN>b_Yxs9s1{&=J=+dw>o^IdTR4>wfTgR_pjW0Bnk<U;nQ1C7UG>av={u-`>)2C`kK{B6K`<opWX1*
+46e;h>FZ-pj>c#DCNjflKHf8DdU}g43hCXN@9y9=`<}dGFSzHWdD)+2h#TvMKZ(Amm@d*sXZNsL7fn|K`)}XAz1X43?T
+Rbf?h>d~*za$47yYZv&MEdqnLKp1X;1*?>J&+yF5lsusO2hq3hx2Ill41Tq>eC~UO^>yIHe0oH3v<<a&Bis>kxA)&I3)
+?TjX@N7qj8*EN_S=0K)-}WK9pSCOp{`nv5_y^-Lpb5jEUPrX04e{<5QDzph80awcHI+lMu76RLq^gVYk9qz=$us}i0f=
+PE+Bp%dWB&=I%DK0V+z?VnvscCe*SZ&u6gcyTR71hN5&fu|RA4q;zmz-w?{W;>7^dQJ}`_miUNsBjX~=4zbliowe=`Z#
+TRyGWJ=taY>NuZ$y8->=rDQx3m~BHS9!uS%cV%H;RrTHoi+W90R}&mYN<`{!FRO8y?w8K#}z1o)AjgwJIz=#Fr#zO2I^
+&_J=B3R#MsWD7bpSVQb|#)VcRzaKF+=G!&KVKRi5K%6_!SE@Xlx|Nw!7CX8ELq{&Ioq;v=EODHYdAZ|!!#{|O;1-=z`@
+hM$AY#Ep?jum^PABnQ2ME54DrN0BgG@vihJ>;&&udLlHVqbImJG}$%$==T8JMk@wk)%u3!*y>BR6yvzd>rn$n<J8IH>P
+Hi_U}3Ee9Vk(Q?SpC!H(eIto>P@veQQW_{zTV#eN;1|T7e_uyYMri)*lY{c6;wt(v9q(3=t6W#~bX8j|GrJ21|xvaPp-
+`tXK@5Q(0H@ZvhkFUp~&4466-O~9tkM4;8009_hUv1X&e$Wr>N}K^(M6Aq!_6Hi83Dbq4dA`koHcM>gundG*R9oP2Poi
+p5{=kglb743K%MV?Ahf1&fh+6#{7@Uq5!bV0A*6!IYMXW1^AG&lwb)-T$VyHf83IQn)+8j>|<u)**9Dg#v@z0HCj25bo
+Ydrj;?oK?|%~-)iU#PIpg=w>K?E`@%!lF;ArhvWX{b&KY??aQAkFa$BPHvtZKDCI<VPnlK>Uk}~_evE9zdZ95o`y567x
+S|)kXiUh7E%3MPooq6axP#9M#g8LbYQu#9*9o#Ida7VpN$yJ*q<lUEg3Fa63XhfcmN_c{PZ`^paCjneAx~N%SKKDd*Om
+m`CxkMvul<3PT6QAK0OxDEkmj>!esflMc+2QQ%oO6Q@1+!l}+gKi*4%5Vd$qQA;Rw=(HF+FiCuh03sXn<hd!GX($nLpi
+<YnBu@^kx!K!)J!}vTKe(g`6agrlM5$SyTHkkFX6VeKr`!x_k=TKTGSByS2X5Mxf|F`$wf7j(0i0M)k08FkW!=&Pk;&x
+l%L{RGuKMW`_?%Bg5*KfWHp)Ns?T`DDWRHd|xPUkU{E<|Kb@ArCVICBi`1<tQuec{SG69%HH&#Unr3B({T^+#^xxWb9L
+rZULu6UMDD1u<$z=H>zn#YSn()VJ^O!+i8zK2}Xg1(938#JtM+_kVUo5-gs*F;r^f-XJ!o!f-_F9$JW9;#*Pm3k=9;&^
+7yG6%-O%IGb|7ZwhB#acFQ6|Ggf3--^604vC1K*_Ybu&KbBZMM3I{<FO0*ltC9-zV7<jsPiKc3m(6HC8l9CI#kw2>6pk
+0L?pBB&;*p*<D_<*=sRFCz3N7Vn!~j%SM|aijM<g}5(jcOz1Ib~;#xweukAEJQv+s6R7nm(2UoZ5>MB20fFZT-5})=aK
+Brjg)T>ibB$htzc!mBX7Y+OEHkz=RTI$tde?(Xvy!G2dI`M*^H2-@g=*27Jn&qFj@hVacGjCL1j-+();l~sD3>}<&>#*
+RSdCIuFo-sUD!VD~9(OP4Q1h+A-2+I$E>e-ffeOoR-G=)E|a(gGjD7qn3Zl<G@W#fj3z+L-b=tzqLHEAH^FRqGm7^(wk
+ktkE^g1M$9VgRv>Tzx#+RQMrVX9o9oo@M_?RqMRJqRE)H%(LJ!AKqdh?RmDrt85??n_Zbrk{E>K7*S&MsxHV-vOA0zWk
+i>+n8KF#k_MZ4J#=ltLIx3e*#_W}ZA&rNB|t$L!<LbQ5cZw-kqIg2IfB!W0;5a7O%a-X&V7c7K!A3zV{KP3ePbz>iAjA
+eH~*<Ia{w1HniCV5c{`ALof>?rer=SWzDbs46;b%37X7u1E0khPJiXK8U{sXaf)ZGg+KGk0ay<Q*z?Jak3uLjpEk4-^j
+LEXYa3T1`wqWV(PiatU&^(sf)e&3q<MV&@oeMOhvQ0zWDLcu*cpDtn?PvM?Pg`b;HL?ZDl!n-3R0x{|{knXnLBEA33*A
+Lp;FuTEzq;QNf$C0juv$y|JP2vPZyCz4C*Hn;M=M(i5j7d2Wkg!gHBLf(@^~v!z~aRM?;|K%Dqi`G$_&@SiX<vb6u!Fn
+GY5Gg|1o_?VA?&=iqE$UMTAn&DKQk@ia+xtK8A|+X$o~9JI4FKq7@Sbw)slNKUFRIEl3q%h&UW7U5er8r;H%2d!VlwXz
+D`ceUFpi$wc0%t{Xr*fPcYduV<dqkc+4Q!W<n%`}A8P_9+D+w6Kf=gUUN6O~LKxTWd0cnr|EoiK*sDqAiN{P-fQgLSE_
+{zy|90RJQLoK@)F_<Y$0`zO%mhEk^E#f#CR%^-cwxbOgxLVJsiE5y%jR7->;PFofa!qQbLm_p^eps1PReGGF~J*&mPm`
+jC{d@fxp6<4wdph$0RKX@7EqFw!i?vFl-@iMT((7{dUGa5xj!$MZLgq0iA%47o|gR`K;cI1%XO2RcNt195W97bJ|K9mg
+}k2y!wFUcX*1LNoei(1QNMXJgVnP?iY(CNI&c`v5xns4KEyYX)<xj<$3*RnxgpvmUDkZ`K`;9DDcEA!MMS6)=XP3ojx&
+%nluag~{SBkv{Nz$^gssCF++Tt9?Z#`yUc&PJUVm4@=Dp4H9Xn?0@fIgZ`OkyZDKZTz4$5LI1+?`KK^T1i>k?iulM)(S
+oG2sSyvivT;t(YMeq*_C<pzEAEy_8~j*2a1adL_9v<uM(nYEh6ZGG=Q2k#ojmUOJ*R#ZZ=jJx%%UjzThM0!Etp%-mkPx
+iaxtGAyUuMpDmoP5ntx^vksj$e#Lt#-I)=xxJMk^sADSkBLyu)U6vb0K&*L?$pgZxO>6=WQL=LS$*Oh65DWb6zRswHC$
+_R)aMLy(MWG)75=1>4KBmkzUj|v3(5!2ZPB5+d-h-hpt%;UHef%u(FT2jUI=o2>>&#rblbUa!IOrD5gXC6ON4fF&!9&2
+~Ao-c|wpD;eBA%xPD2tRu~VJA-l^0p_fV0c?R-Z|o&B69JVVsPd3FI|UN5+5>y><So%GP6Fr?@cL?JbKIE|AWh*FAt}B
+tj9dw4TZ<)$wxQPEbnQjGhu2SmiI8b&_#$!D4M@fcDo}Zm9nm4UCBbRx9+?seq<xwD&2I@%R7XX0{P>*_l5sX9F6xkyO
+Wc1`5Ct`o)y^&mgOB07b^R74-!F#Jj(Dpgn7Jig}_$7x(Q5Cd{qi}%wEcd@{H5dk{OD1e9Fl!8RwWS{=^I#;l7_0P!n-
+SN*7~stYdJolLn-LsP$Y23>rs^e-^^Z?`GUR_fQv7b5KC`k-kQ7mjx*4R}G)E1o4Q&Lh>zTB|nlgCmVoBm*2!WP&^fi4
+alrG=KXU2TcO9AQj}D~tWN?|QB9W4$q^8DqsN~dS|%VZcnziS^tzy^Xd$;rE|YwumUOVF>&tGeERhDvmgHwNmrWlmux}
+eg&y7_yjLl%cH}xS%pJfKIApfOXK01e1r?UwiKAPQt;+zK#Z6<&?|LFZ{xm*U$uliU0xBaE>zk|}LES-Y7YnAOU2G@fH
+6kohuER$<4UKqtY=znI{xmsMmy}5=u@nyW6#aw44>*QNdF0Jyg-3G~PD1X_zjITr=b87&ddA6w4T3#<-FW=%oW`n^%^z
+vZW!U$V-E$As(B5Z@J%Qsh|RxE4H(4=FP@5R^4H(37l)%-Gf!{v8sEXl$yKI;uG2Qd_1UcG(&c80|<)NHOM3=+tV$3Yj
+Ki+=Y?WIQa$1G9sfon`!xuJ(c9;p1o*A7}xFb(gL~2gz|iPafU@4&lO|!O{c4=>Va?5BWJWG6HlUNtPHBQ9PqB1i2H!l
+#ij4eOv+lcdwmp|5Ctn&m&Djb9l|=0$Km{Ysl#93}5z2i$_l&Lh?fwZBo#`G2T#51y-=9Vw-lb28S$n)T5YA95H~}A8g
+b}h2T%m{GkM#9K|pco<IvcO;8=3szBLWh`d7Ob@F(TZUODDu!EBo<wN682*9~q;&crpAuVCO(zSHLaxQz=#0F#+S|Whh
+>G$ejhxZiQy$Rq4zgARQC}`~oSPQ;Y9R&*m;025Fvc-@>O?HIGA2bLmAAQf8z%-{OhDJnYhoghh^ofS>a{*902Gm)1=y
+WA?<_S*?fQ!0s=qy(Wl*hjvWT2sgf8Vw4@bLzlVl2nF0A=<d(iqOJ_*O^b1jTyQtZ~QniP%Wwc@j%=bKT>$Vn*-09@ry
+dOO-@gGR46!$cwPbK(5Mowq3<JCKQb=^LR)da`1ZtvTd=}O5kwv1SC0-9<2f(FcCI$#C3dyI%+m&t8D)99R_#KJB;oje
+&-IF03c=`)3Vc$CC1tB^}evWqR$&Z>k>_pC!ln=#oo0f8gm_zq<{_?Bnj{WHfCDx=~<6SNm0-B8e)J;8w36S019F(cyo
+g8@^m4v>kaNX+R2y*boXI{UsVhpmxI~U;yCm@bMc6gF~y_!%z${)0sSfA0<ec;5IFs1E_bSs1{$$-{t5cCdWQZG)G<g~
+p@>?F)34k-ovWMT@%~*)$+Hd%v;yTYneDlqS#lpgrntbI^*jP%WWi^_KcOxs6j@O_bX$F+*NBv^lQk0jaX|d>`mbXO*1
+~q!=M#xgyqbI5;2Lk^066DJSbQSOPV?#!ltX7`LdwL8u*n`FuHm3I!l9GmW@?@$ik0o~M}1T~om|ijY>DIoqNO3<Bdaw
+|r#A<+-h!IO>-`f-q`FNeJjN6(U<&5<Fav}6z5j{6Ic9jhY6t6fL|s!MLMGo~Vy@xTp_&c4qWEQFxrS*=8%Z_+xxi1P#
+EiaZImu~u7Qj4`MRNx~hsjbEi~w9KMo@Jg(wzrX2E?Cu7AUgh^sm1N)c){KJI9!*zm&3dYDi_Y#265U@v?koIPobVxjY
+eMHnf#VjRNc`%iN<bFc_|Hu<dkBa0!0Hd-bLVa%lfQD$fc81++5uQ_s0R!NZ;@2Vju#+Mt=aNvhhbjWae!V+_NhSf<1_
+xH*y7>NKn?zFAtwS0Y&=&sG#(&j#_EIqFq!;+y2gMiWPzVK+9%Sv4)~_09DqsvU2Zi_7@3-Wr><8e0<~`>odAg5K7<K_
+v!Ye0|cI_`Yjnb0W`f@A~Fua03MTS8tc`Y-WrVk60TK_M^cS>$~IQr=@b#Za;&ruNAspTGuEHq%;Jb*AgG3+;VN9Lyv_
+HlSoTZR}Zqw;W<C8fY{<{Qs=CRHEmt~u=dYUX_y9@(tn*3Rfb%7FvSZ>vh!K)Y>*7gY&*a2#B(OWK#@9oxlgeUeWVgZ=
+XAAdP=*oCzk+ZG2GSuzav^uV?zB6T(z;|Au=Z8~v|iM}QZvFO@Z#7(tS^N_4n;6!t5i;lVK%d?^D3ijvMznBRhX-OyV4
+M>N<7bRKu8{3DSorT&Bea?CwSwK*L@-MZ)v?2uVlX#&k|XmZO1MEyS%uM^BlL^r87{a_`+blnVkYqZYW)YK0K?&%!_#n
+gk8Jey;1e?v#+&DHK3lIPWi^1a+DEk`NWB(I@9gzo*4g61{Z%~aQKy^2GOV99lm#TpS{=bKHCRK$!0Gw&?a1bb{UN2yL
+K*BOZ<%|doh~#+b>xnY83;DqX48vd39YYfY(tzg*wl`j4m(@2=FN~L3KU_5Qd(4e&L$ug`w0l1KWLF@HM5A$<Y|Xm%a4
+95+yE;<;5#t4LJOB*G04f(r?2o>Cs;s%W=}5y(b2`DBr~R<n~RU-5=s}e@%MQ=PX7i!kbjfq%0>)6R3Rll<+7!6x!3LZ
+B;^wFtola+ZrVsBj$+3<oJ~sK?1iNw65LZK?@0hCE%-?#B;()Zjh50Y#Q3IEHKZ>su&X<bmDSvs<Osr=m<sUueV1)1Ge
+zo@4vCcr5g((M|QfAd|IsIrMYlu=DyUU!1CMGGqxQnw@M2`vtB37lhdmMu|j>*D0z}Q6gJmSm|9N;L5QPfqkCxpa4F})
+6dn-;nrvhW4hCUt2BoDF|H(5@k@EKm4Hx6C>Z)b7X<m4tqfx%85OK=2VJXG-(0Tu_GytE>pxkdfS8{z2wR={dYHgl1v?
+^<zE#<0Y(`aVYbL_h8wP{ZFD&7<c32F57j6T_5_tcGsY2lUkLAmgC%hK}Qv>X;axau`*diuR;MlTp;na<;tOocT(1&JI
+=9Y&5uB}3Z_3v_$hqYkjqJI82BU2x;(PDs3kOWM$H0z(1asrIP>=%n!CQ}(c*W4*7pNS8uB$($N234Mdk3GePkb>w;b)
+k$85!XAJgRtUo*<*V|_Tx3{_$Xor?cG-OJa#ByQM-u_CBbcZ=<N+AU7{efEn?Mm3@$l#erre`af7yW>0rc5PHnj1}rV)
+f8yV^FbV1vyo^&Qu7?S6V@yKz}Jhv&&AffYhCYi)Y^m)DErE>L@yVYKH4Il=4AuCBO)kehsNZkmTqp8KC*<;Bmj2-a=+
+GzF)G$0E1a&%=Zt;C<c>ZW7B=f$hIOB#Sh5JcEwj^pXc8mev6abDSbsEkkxQv5!Vf+A9u->PJALDeELiq!|Z7BIV><$T
+1Ft?9&AEXb9iU>;auNNFdo8?`F_LEFqgafL%PIvAur{iLkHU_IiXZm7bbSo{~*Y9#$el5oh3h=qEnX9jF60enR_cU<v}
+3VE7_^K*ybUT|RfNCbpym-ek9GRm>%j;%3$Qf8w8}a{
+"""
 
 if __name__ == "__main__":
     try:
