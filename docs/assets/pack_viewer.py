@@ -1,4 +1,4 @@
-"""Write the viewer of traces into labs/rank_trace.py, so that this one file contains everything.
+"""Write the viewer of traces into labs/rank_trace.py, so that readers need only one file.
 
     python docs/assets/pack_viewer.py
 

@@ -166,7 +166,7 @@ const doing = (made, state, rank) => {
   }
   if (state.how === "computes") return "runs"
   if (state.how === "waits") return `waits for ${names}`
-  return state.never ? `waits in ${names}` : `is in ${names}`
+  return state.never ? `waits in ${names}` : `is inside ${names}`
 }
 
 // How the recording ends, in sentences.
@@ -376,8 +376,8 @@ export const view = (place, trace, sources) => {
     if (!chosen) return []
     if (chosen.parts) {
       return chosen.parts.map(each => {
-        const { rank, name, line } = trace.operations[each], { start, end: stop } = made.ends[each]
-        return { rank, line, tick: start?.tick, word: name, text: `Rank ${rank} enters ${name} at line ${line}${stop ? "" : ", and it never returns"}.` }
+        const { rank, name, line, payload } = trace.operations[each], { start, end: stop } = made.ends[each], contents = contentOf(payload)
+        return { rank, line, tick: start?.tick, word: name, text: `Rank ${rank} enters ${name} at line ${line}${contents ? ` with ${contents}` : ""}${stop ? "" : ", and it never returns"}.` }
       })
     }
     const { send, receive, posted, lost } = chosen, at = (each, does) => `Rank ${each.rank} ${does} at line ${each.line}.`
@@ -403,8 +403,11 @@ export const view = (place, trace, sources) => {
     chosen = chosen === each ? null : each
     paint()
   }
+  const activeAt = at => [...collectives.filter(each => each.from <= at && at <= each.to), ...messages.filter(each => each.send.tick <= at && at <= each.receive.tick)]
+  const most = Math.max(...upTo(last).map(i => activeAt(i + 1).length))
+  now.style.minHeight = `${36 + 31 * clamp(1, most, 6)}px`
   const paintNow = states => {
-    const active = [...collectives.filter(each => each.from <= tick && tick <= each.to), ...messages.filter(each => each.send.tick <= tick && tick <= each.receive.tick)]
+    const active = activeAt(tick)
     const shown = chosen && !active.includes(chosen) ? [chosen, ...active] : active
     const groups = new Map()
     states.forEach((state, rank) => {
@@ -419,7 +422,7 @@ export const view = (place, trace, sources) => {
     status.textContent = `Tick ${tick} of ${last}. ${sentence}`
     const items = shown.slice(0, 6).map(each => element("li", {}, button(long(each), () => choose(each), { "aria-pressed": each === chosen })))
     const rest = shown.length > 6 ? [element("li", {}, `and ${shown.length - 6} more`)] : []
-    now.replaceChildren(said, element("ul", {}, ...items, ...rest))
+    now.replaceChildren(said, element("ul", { class: "tv-list" }, ...items, ...rest))
     if (!shown.length && (messages.length || collectives.length)) now.append(element("p", {}, "No message is on its way."))
     const ends = chosenEnds()
     if (ends.length) {
@@ -495,7 +498,7 @@ export const view = (place, trace, sources) => {
     const { width, left, count, cell, whole, pitch, thick, height } = geometry
     if (tick < from + 2 || tick > from + count - 4) from = clamp(1, tick - Math.round(count * (tick < from + 2 ? 0.6 : 0.3)), Math.max(1, whole - count + 1))
     const visible = each => each.to >= from && (each.tick ?? each.from) <= from + count
-    const parts = []
+    const parts = [], names = [rect("back", 0, 14, left - 3, height - 14)]
     const right = x(Math.min(from + count, last + 1))
     for (let at = from; at < from + count && at <= last; at++) {
       if (at === tick || (at % 5 === 0 && Math.abs(at - tick) > 1)) parts.push(words(`${at === tick ? "b" : "soft"} mid`, x(at) + cell / 2, 11, at))
@@ -533,13 +536,13 @@ export const view = (place, trace, sources) => {
         if (x1 > x0) parts.push(bar(`${id}${rank}`, each.how, x0, y(rank) + thick + 1 + Math.min(each.row, 3) * 6, x1 - x0, 5, style(rank)))
       }
       const state = states[rank], text = doing(made, state, rank)
-      parts.push(`<foreignObject x="0" y="${y(rank) - 3}" width="${left - 6}" height="${pitch}"><div xmlns="http://www.w3.org/1999/xhtml" style="font:11px/14px system-ui,sans-serif;overflow:hidden;max-height:44px">`
+      names.push(`<foreignObject x="0" y="${y(rank) - 3}" width="${left - 6}" height="${pitch}"><div xmlns="http://www.w3.org/1999/xhtml" class="tv-name">`
         + `${chip(rank, state)} <b>${state.line ? `line ${state.line}` : ""}</b><br>${escaped(text)}</div></foreignObject>`)
     })
     placed.length = 0
     const arrows = messages.map(each => arrow(each, each.send.tick <= tick && tick <= each.receive.tick)).filter(Boolean)
     parts.push(rect("column", x(tick), 14, cell, height - 16))
-    parts.push(...arrows.map(each => each.html), ...arrows.filter(each => each.active || each.each === chosen).sort((a, b) => (b.each === chosen) - (a.each === chosen)).map(pill))
+    parts.push(...arrows.map(each => each.html), ...arrows.filter(each => each.active || each.each === chosen).sort((a, b) => (b.each === chosen) - (a.each === chosen)).map(pill), ...names)
     lanes.setAttribute("viewBox", `0 0 ${width} ${height}`)
     lanes.setAttribute("height", height)
     lanes.innerHTML = `<defs>${upTo(ranks).map(rank => patterns(`${id}${rank}`, style(rank))).join("")}</defs>${parts.join("")}`
