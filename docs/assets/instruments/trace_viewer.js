@@ -423,7 +423,7 @@ export const view = (place, trace, sources) => {
     const items = shown.slice(0, 6).map(each => element("li", {}, button(long(each), () => choose(each), { "aria-pressed": each === chosen })))
     const rest = shown.length > 6 ? [element("li", {}, `and ${shown.length - 6} more`)] : []
     now.replaceChildren(said, element("ul", { class: "tv-list" }, ...items, ...rest))
-    if (!shown.length && (messages.length || collectives.length)) now.append(element("p", {}, "No message is on its way."))
+    if (!shown.length && (messages.length || collectives.length)) now.append(element("p", {}, `No ${messages.length ? "message is on its way" : "collective is running"}.`))
     const ends = chosenEnds()
     if (ends.length) {
       now.append(element("div", { class: "tv-both" }, ...ends.map(each => {
@@ -449,7 +449,7 @@ export const view = (place, trace, sources) => {
     const whole = last + (trace.hangs.length && 2) // with space for what never arrives
     const count = Math.min(whole, Math.max(4, Math.floor((width - left) / least)))
     const cell = Math.min(96, (width - left) / count), thick = 22
-    const top = 16 + boxRows * 17, gap = messages.length ? 30 : 14
+    const top = 16 + boxRows * 17, gap = messages.some(each => each.lost) ? 38 : messages.length ? 30 : 14
     const pitch = thick + flightRows * 6 + gap
     geometry = { width, left, count, cell, whole, top, pitch, thick, height: top + ranks * pitch - gap + 8 }
   }
@@ -464,15 +464,15 @@ export const view = (place, trace, sources) => {
     const begin = [a[0], a[1] + down * thick / 2], stop = [b[0], b[1] - down * thick / 2]
     const lost = each.lost ? " lost" : "", style_ = style(each.send.rank)
     if (each.lost) { // it never arrives
-      stop[0] = Math.min(width - 8, begin[0] + 1.4 * cell)
-      const reach = Math.min(pitch * 0.7, Math.abs(stop[1] - begin[1]))
-      if (each.lost === "send") stop[1] = begin[1] + down * reach
-      else begin[1] = stop[1] - down * reach
+      const reach = down * (pitch - thick) * (down > 0 ? 0.7 : 0.75)
+      if (each.lost === "send") stop[1] = begin[1] + reach
+      else begin[1] = stop[1] - reach
+      stop[0] = Math.min(width - 90, begin[0] + 1.2 * cell)
     }
     const [dx, dy] = [stop[0] - begin[0], stop[1] - begin[1]], length = Math.hypot(dx, dy) || 1
     const [ux, uy] = [dx / length, dy / length], path = `M${begin.map(n => n.toFixed(1))}L${stop.map(n => n.toFixed(1))}`
     const tip = [[0, 0], [-8, 3.5], [-8, -3.5]].map(([p, q]) => `${(stop[0] + p * ux - q * uy).toFixed(1)},${(stop[1] + p * uy + q * ux).toFixed(1)}`).join(" ")
-    const cut = each.lost ? words("red mid", stop[0], stop[1] + 4, "✕") : `<polygon class="head${off}" points="${tip}"/>`
+    const cut = each.lost ? words("red", stop[0] + 2, stop[1] + 4, each.lost === "send" ? `✕ for rank ${each.receive.rank}` : `✕ from rank ${each.send.rank}`) : `<polygon class="head${off}" points="${tip}"/>`
     const at = clamp(0, (x(tick) + cell / 2 - begin[0]) / (dx || 1), 1)
     const dot = active && !each.lost ? `<circle class="head" r="4.5" cx="${begin[0] + at * dx}" cy="${begin[1] + at * dy}"/>` : ""
     return { begin, stop, active, each, html: `<g ${style_}><path class="arrow${off}${lost}${each === chosen ? " chosen" : ""}" d="${path}"/>${cut}${dot}`
@@ -483,7 +483,7 @@ export const view = (place, trace, sources) => {
     const text = [label(each), each.payload && inBytes(each.payload.b)].filter(Boolean).join(" · "), width = text.length * 5.9 + 10
     const hops = Math.max(1, Math.abs(each.send.rank - each.receive.rank))
     const gaps = [0, 0.55, -0.55].flatMap(shift => upTo(hops).map(i => [(i + 0.5) / hops, shift * width]))
-    for (const [part, shift] of each.lost ? [[1, width / 2 + 8]] : gaps) {
+    for (const [part, shift] of gaps) {
       const cx = clamp(geometry.left + width / 2, begin[0] + part * (stop[0] - begin[0]) + shift, geometry.width - width / 2 - 2)
       const cy = begin[1] + part * (stop[1] - begin[1])
       const free = placed.every(other => Math.abs(other.cx - cx) > (other.width + width) / 2 + 2 || Math.abs(other.cy - cy) > 18)
@@ -521,7 +521,7 @@ export const view = (place, trace, sources) => {
         const x0 = Math.max(left, x(each.tick)), x1 = Math.min(width, x(each.to))
         if (x1 <= x0) continue
         parts.push(bar(`${id}${rank}`, each.how, x0 + 0.5, y(rank), x1 - x0 - 1, thick, style(rank), each.never ? " never" : ""))
-        if (each.how === "computes" && x1 - x0 > 16) parts.push(words(each.kind === "line" ? "mid" : "mid soft", (x0 + x1) / 2, y(rank) + 15, each.line))
+        if (each.how === "computes" && x1 - x0 > 16) parts.push(words(`mid${each.kind === "line" ? "" : " soft"}${each.line > 99 && cell < 26 ? " tiny" : ""}`, (x0 + x1) / 2, y(rank) + 15, each.line))
         else if (each.how !== "computes" && x1 - x0 > 44) {
           const text = each.never ? "never returns" : each.how === "joins" ? "" : each.how, middle = (x0 + x1) / 2, half = text.length * 3.1 + 3
           if (text && half * 2 < x1 - x0) parts.push(rect("back", middle - half, y(rank) + 4, half * 2, 14, 'rx="2"'), words(each.never ? "mid red" : "mid", middle, y(rank) + 15, text))
@@ -542,7 +542,7 @@ export const view = (place, trace, sources) => {
     placed.length = 0
     const arrows = messages.map(each => arrow(each, each.send.tick <= tick && tick <= each.receive.tick)).filter(Boolean)
     parts.push(rect("column", x(tick), 14, cell, height - 16))
-    parts.push(...arrows.map(each => each.html), ...arrows.filter(each => each.active || each.each === chosen).sort((a, b) => (b.each === chosen) - (a.each === chosen)).map(pill), ...names)
+    parts.push(...arrows.map(each => each.html), ...arrows.filter(({ active, each }) => !each.lost && (active || each === chosen)).sort((a, b) => (b.each === chosen) - (a.each === chosen)).map(pill), ...names)
     lanes.setAttribute("viewBox", `0 0 ${width} ${height}`)
     lanes.setAttribute("height", height)
     lanes.innerHTML = `<defs>${upTo(ranks).map(rank => patterns(`${id}${rank}`, style(rank))).join("")}</defs>${parts.join("")}`

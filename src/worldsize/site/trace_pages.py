@@ -23,7 +23,7 @@ from worldsize.execution.trace_run import load_recorder
 from worldsize.model import BookError
 from worldsize.model.program import Program
 from worldsize.model.traces import RECORDER, TRACES, TraceSettings, trace_path, trace_settings
-from worldsize.site import template
+from worldsize.site import template, trace_picture
 from worldsize.site.embeds import program_page, trace_page
 from worldsize.site.yaml_schema import DataError, SchemaError
 
@@ -55,7 +55,14 @@ def show_all(words: list[str], root: Path) -> str:
     groups: dict[str, list[tuple[str, TraceSettings]]] = {group: [] for group in GROUPS}
     for name, settings in trace_settings(root).items():
         groups[settings.group].append((name, settings))
-    return template.render("trace/list", groups=groups, page=trace_page)
+    return template.render(
+        "trace/list", groups=groups, page=trace_page, alt=lambda name: _alt(root, name)
+    )
+
+
+def _alt(root: Path, name: str) -> str:
+    """Return the alt text of the picture of a trace."""
+    return trace_picture.alt(_trace(Program(root, root / name)))
 
 
 def check_page(path: Path, root: Path) -> None:
@@ -75,6 +82,17 @@ def _traced(name: str, root: Path) -> str:
     return name
 
 
+def _trace(program: Program) -> dict:
+    """Return the stored trace of a program. Raise BookError if it was not recorded."""
+    path = trace_path(program)
+    if not path.exists():
+        raise BookError(
+            f"{TRACES}:1: {program.name} has no trace: run "
+            f"`make record WHAT={program.name}` to record it"
+        )
+    return json.loads(path.read_text("utf-8"))
+
+
 def files(config: MkDocsConfig, root: Path) -> Iterator[File]:
     """Yield the pages of all traces, and the JSON files that the viewer loads.
 
@@ -92,19 +110,16 @@ def files(config: MkDocsConfig, root: Path) -> Iterator[File]:
         pages[uri] = name
         if not settings.question or settings.group not in GROUPS:
             raise BookError(
-                f"{TRACES}:1: {name}: add the keys `question` and `group`. The group must be one "
-                f"of: {'; '.join(GROUPS)}"
+                f"{TRACES}:1: {name}: add the keys `question` and `group`. The group must be "
+                f"one of: {'; '.join(GROUPS)}"
             )
         program = Program(root, root / name)
-        path = trace_path(program)
-        if not path.exists():
-            raise BookError(
-                f"{TRACES}:1: {name} has no trace: run `make record WHAT={name}` to record it"
-            )
-        trace = json.loads(path.read_text("utf-8"))
+        trace = _trace(program)
         source = program.path.read_text("utf-8")
         text = _page(program, settings, trace, source)
         yield File.generated(config, uri, content=text, inclusion=InclusionLevel.NOT_IN_NAV)
+        picture = trace_picture.draw(trace)
+        yield File.generated(config, uri.removesuffix(".md") + ".svg", content=picture)
         data = json.dumps(
             {"trace": trace, "sources": [source]}, ensure_ascii=False, separators=(",", ":")
         )
@@ -126,6 +141,7 @@ def _page(program: Program, settings: TraceSettings, trace: dict, source: str) -
         ranks=trace["ranks"],
         steps=len(trace["steps"]),
         description=description.replace('"', "'"),
+        alt=trace_picture.alt(trace),
         table=table.replace("\n", ""),
         data=f"../{program.path.stem}.json",
         command=f"{command} --open run.html {rest}",
