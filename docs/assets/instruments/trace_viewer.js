@@ -278,7 +278,7 @@ export const view = (place, trace, sources) => {
   const lineElements = {}
   sources.forEach((text, file) => {
     if (sources.length > 1) source.append(element("div", { class: "tv-file" }, trace.files[file]))
-    const all = coloured(text.replace(/\n$/, ""))
+    const all = coloured(text.replace(/\n$/, "").replace(/^ *# --8<-- .*$/gm, ""))
     const heads = new Set()
     const used = all.map((_, i) => entered[`${file}:${i + 1}`] || trace.steps.some(step => step[3] === i + 1 && step[2] !== "line" && file === 0))
     const lines_ = text.split("\n"), indents = lines_.map(line => line.search(/\S|$/))
@@ -295,7 +295,7 @@ export const view = (place, trace, sources) => {
       const lines = all.slice(i, until).map((html, k) => {
         const number = i + k + 1, key = `${file}:${number}`, indent = indents[number - 1]
         const content = element("span", { style: `--d:${indent}` })
-        content.innerHTML = html || " "
+        content.innerHTML = html.replace(/^(<span[^>]*>)? +/, "$1") || " "
         const line = element("div", { class: "tv-line", "data-line": number, style: `--n:${ranks}` }, element("b"), element("i", {}, number), content)
         if (entered[key]) {
           line.dataset.run = entered[key].length
@@ -325,8 +325,25 @@ export const view = (place, trace, sources) => {
     event.stopPropagation()
   })
 
+  // the ranks whose lines are above or below the visible part of the source
+  const away = ["top", "bottom"].map(edge => element("div", { class: "tv-away", style: `${edge}:0` }))
+  source.prepend(away[0])
+  source.append(away[1])
+  let marked = new Map(), shown = []
+  const paintAway = () => {
+    const { scrollTop, clientHeight } = source
+    const outside = [...marked].map(([line, here]) => [line, here, line.offsetTop < scrollTop ? 0 : line.offsetTop + 19 > scrollTop + clientHeight ? 1 : 2])
+    away.forEach((edge, i) => edge.replaceChildren(...outside.filter(each => each[2] === i).map(([line, here]) => {
+      const one = button("", () => { source.scrollTop = line.offsetTop - clientHeight / 2 }, { tabindex: -1 })
+      one.innerHTML = `${"↑↓"[i]} ${here.map(rank => chip(rank, shown[rank])).join("")} line ${line.dataset.line}`
+      return one
+    })))
+  }
+  source.addEventListener("scroll", paintAway)
+
   const paintSource = states => {
-    const marked = new Map()
+    marked = new Map()
+    shown = states
     states.forEach((state, rank) => {
       if (!state.line) return
       const line = lineElements[`${state.file}:${state.line}`]
@@ -363,6 +380,7 @@ export const view = (place, trace, sources) => {
       const middle = high - low < clientHeight - 48 || !anchor ? (low + high) / 2 : anchor.offsetTop
       source.scrollTop = middle - clientHeight / 2
     }
+    paintAway()
   }
   const chip = (rank, state) => {
     const kind = state.how === "ended" ? " ended" : ["computes", "before"].includes(state.how) ? "" : " waits"

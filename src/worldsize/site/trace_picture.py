@@ -72,7 +72,7 @@ def draw(trace: dict) -> str:
 
 
 def _frame(kind: str, left: float, width: float, rows: range) -> str:
-    """Return a frame over rows. The kind is "all", or "bad" if the ranks do not fit together."""
+    """Return a frame over rows. The kind is "all", or "bad" for a call that never returns."""
     place = f'x="{left}" y="{rows[0] * ROW + 1.5}" width="{max(3, width):.1f}"'
     return f'<rect {place} height="{len(rows) * ROW}" rx="3" class="{kind}"/>'
 
