@@ -74,15 +74,16 @@ export const model = trace => {
   const last = steps.at(-1)[0]
   const rows = upTo(ranks).map(() => []), file = upTo(ranks).map(() => 0)
   const ends = operations.map(() => ({})) // the ticks in which each operation starts and ends, with their lines
-  const entered = {}
-  for (const [tick, rank, kind, line, what] of steps) {
+  const entered = {}, lastOf = {} // the ticks in which each line begins, and the last tick of each frame
+  for (const [tick, rank, kind, line, what, frame] of steps) {
     if (kind === "line" || kind === "return") file[rank] = trace.functions[what][1]
     rows[rank].push({ tick, kind, line, file: file[rank], operations: typeof what === "number" ? [] : what })
+    if (typeof what === "number") lastOf[`${rank}:${frame}`] = tick
     if (kind === "line") (entered[`${file[rank]}:${line}`] ??= []).push(tick)
     if (typeof what === "number") continue
     for (const each of what) {
-      if (kind === "call" || kind === "start") ends[each].start ??= { tick, line }
-      if (kind === "done" || kind === "waited") ends[each].end ??= { tick, line }
+      if (kind === "call" || kind === "start") ends[each].start ??= { tick, line, file: file[rank] }
+      if (kind === "done" || kind === "waited") ends[each].end ??= { tick, line, file: file[rank] }
     }
   }
   const segments = rows.map((row, rank) => row.map((step, i) => {
@@ -110,7 +111,7 @@ export const model = trace => {
   })
   const flights = upTo(ranks).map(rank => operations.flatMap((operation, i) => operation.rank === rank && operation.async && ends[i].start
     ? [{ from: ends[i].start.tick, to: endOf(i, "end").tick, how: kindOf(operation) }] : []))
-  return { trace, ranks, last, segments, ends, messages, collectives, flights: flights.map(inRows), entered }
+  return { trace, ranks, last, segments, ends, messages, collectives, flights: flights.map(inRows), entered, lastOf }
 }
 
 // Gives each interval the first free row.
@@ -124,7 +125,7 @@ const inRows = intervals => {
 }
 
 // Where each rank is at a tick: its line, the kind of its last step, what it does, and the functions that it is in with their variables.
-export const stateAt = ({ trace, ranks, segments }, tick) => {
+export const stateAt = ({ trace, ranks, segments, lastOf }, tick) => {
   const found = upTo(ranks).map(rank => {
     const row = segments[rank], now = row.findLast(each => each.tick <= tick)
     if (!now) return { how: "before", operations: [], stack: [] }
@@ -147,6 +148,9 @@ export const stateAt = ({ trace, ranks, segments }, tick) => {
     for (const name of gone) delete variables[name]
     if (kind === "return") state.returned.add(frame)
   }
+  found.forEach((state, rank) => { // a trace does not say when a call returns: a frame is shown if it has a later step
+    state.stack = state.stack.filter(({ frame }, i, all) => i === all.length - 1 || lastOf[`${rank}:${frame}`] > tick || trace.ends[rank].how !== "finished")
+  })
   return found
 }
 
@@ -275,12 +279,12 @@ export const view = (place, trace, sources) => {
 
   // ---- the source: long parts that were not recorded are folded
 
-  const lineElements = {}
+  const lineElements = {}, touched = new Set(segments.flat().map(each => `${each.file}:${each.line}`))
   sources.forEach((text, file) => {
     if (sources.length > 1) source.append(element("div", { class: "tv-file" }, trace.files[file]))
     const all = coloured(text.replace(/\n$/, "").replace(/^ *# --8<-- .*$/gm, ""))
     const heads = new Set()
-    const used = all.map((_, i) => entered[`${file}:${i + 1}`] || trace.steps.some(step => step[3] === i + 1 && step[2] !== "line" && file === 0))
+    const used = all.map((_, i) => touched.has(`${file}:${i + 1}`))
     const lines_ = text.split("\n"), indents = lines_.map(line => line.search(/\S|$/))
     used.forEach((is, i) => { // the head of each function with a recorded line
       if (!is) return
@@ -361,8 +365,8 @@ export const view = (place, trace, sources) => {
       line.firstChild.innerHTML = upTo(ranks).map(rank => here.includes(rank) ? chip(rank, states[rank]) : "").join("")
     }
     const ends = chosenEnds()
-    for (const { line } of ends) {
-      const found = lineElements[`0:${line}`]
+    for (const { line, file = 0 } of ends) {
+      const found = lineElements[`${file}:${line}`]
       if (!found) continue
       found.dataset.end = ""
       found.lastChild.dataset.note = joined([...new Set(ends.filter(each => each.line === line).map(each => each.word))])
@@ -395,7 +399,7 @@ export const view = (place, trace, sources) => {
     if (chosen.parts) {
       return chosen.parts.map(each => {
         const { rank, name, line, payload } = trace.operations[each], { start, end: stop } = made.ends[each], contents = contentOf(payload)
-        return { rank, line, tick: start?.tick, word: name, text: `Rank ${rank} enters ${name} at line ${line}${contents ? ` with ${contents}` : ""}${stop ? "" : ", and it never returns"}.` }
+        return { rank, line, file: start?.file, tick: start?.tick, word: name, text: `Rank ${rank} enters ${name} at line ${line}${contents ? ` with ${contents}` : ""}${stop ? "" : ", and it never returns"}.` }
       })
     }
     const { send, receive, posted, lost } = chosen, at = (each, does) => `Rank ${each.rank} ${does} at line ${each.line}.`
@@ -422,8 +426,9 @@ export const view = (place, trace, sources) => {
     paint()
   }
   const activeAt = at => [...collectives.filter(each => each.from <= at && at <= each.to), ...messages.filter(each => each.send.tick <= at && at <= each.receive.tick)]
-  const most = Math.max(...upTo(last).map(i => activeAt(i + 1).length))
-  now.style.minHeight = `${36 + 31 * clamp(1, most, 6)}px`
+  const most = last > 2000 ? 6 : Math.max(...upTo(last).map(i => activeAt(i + 1).length))
+  const space = 36 + 31 * clamp(1, most, 6)
+  now.style.minHeight = `${space}px`
   const paintNow = states => {
     const active = activeAt(tick)
     const shown = chosen && !active.includes(chosen) ? [chosen, ...active] : active
@@ -468,8 +473,9 @@ export const view = (place, trace, sources) => {
     const count = Math.min(whole, Math.max(4, Math.floor((width - left) / least)))
     const cell = Math.min(96, (width - left) / count), thick = 22
     const top = 16 + boxRows * 17, gap = messages.some(each => each.lost) ? 38 : messages.length ? 30 : 14
-    const pitch = thick + flightRows * 6 + gap
-    geometry = { width, left, count, cell, whole, top, pitch, thick, height: top + ranks * pitch - gap + 8 }
+    const pitch = Math.max(width < 480 ? 50 : 36, thick + flightRows * 6 + gap)
+    geometry = { width, left, count, cell, whole, top, pitch, thick, height: top + ranks * pitch - (gap > 14 ? 10 : 0) }
+    main.style.setProperty("--least", `${geometry.height + space + 300}px`)
   }
   const x = at => geometry.left + (at - from) * geometry.cell
   const y = rank => geometry.top + 4 + rank * geometry.pitch
@@ -569,8 +575,15 @@ export const view = (place, trace, sources) => {
   const paintOverview = () => {
     const width = Math.max(280, overview.parentElement.clientWidth)
     const high = 9, height = ranks * high + 6, scale = width / last, at = value => (value - 1) * scale
-    const parts = segments.flatMap((row, rank) => row.map(each =>
-      each.how === "computes" ? rect("run", at(each.tick), 4 + rank * high, (Math.min(each.to, last + 1) - each.tick) * scale, high - 2, style(rank)) : ""))
+    const parts = segments.flatMap((row, rank) => {
+      const runs = []
+      for (const { how, tick: begin, to } of row) {
+        if (how !== "computes") continue
+        if (runs.at(-1)?.to === begin) runs.at(-1).to = to
+        else runs.push({ begin, to })
+      }
+      return runs.map(each => rect("run", at(each.begin), 4 + rank * high, (Math.min(each.to, last + 1) - each.begin) * scale, high - 2, style(rank)))
+    })
     for (const each of messages) {
       if (!each.lost) parts.push(`<line ${style(each.send.rank)} stroke="var(--e)" x1="${at(each.send.tick + 0.5)}" y1="${3 + (each.send.rank + 0.5) * high}" x2="${at(each.receive.tick + 0.5)}" y2="${3 + (each.receive.rank + 0.5) * high}"/>`)
     }
