@@ -7,6 +7,7 @@ and a gap means that it communicates or waits. Lines are messages, and frames ar
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 
 WIDTH, ROW, BAR, EDGE = 720, 20, 13, 6
@@ -107,5 +108,23 @@ def _computing(trace: dict, rank: int, last: int) -> list[tuple[int, int]]:
 
 
 def _colour(rank: int, ranks: int) -> str:
-    """Return the colour of a rank, with the same hue as in the viewer."""
-    return f"oklch(0.62 0.12 {round(235 + 360 * rank / ranks) % 360})"
+    """Return the colour of a rank, with the same hue as in the viewer.
+
+    The viewer uses oklch colours. Programs that show the PDF and the EPUB do not support these
+    colours, so they are converted to sRGB, with the matrices of Oklab (Björn Ottosson, 2020).
+    """
+    lightness, chroma, hue = 0.62, 0.12, math.radians(235 + 360 * rank / ranks)
+    a, b = chroma * math.cos(hue), chroma * math.sin(hue)
+    long = (lightness + 0.3963377774 * a + 0.2158037573 * b) ** 3
+    medium = (lightness - 0.1055613458 * a - 0.0638541728 * b) ** 3
+    short = (lightness - 0.0894841775 * a - 1.2914855480 * b) ** 3
+    linear = (
+        4.0767416621 * long - 3.3077115913 * medium + 0.2309699292 * short,
+        -1.2684380046 * long + 2.6097574011 * medium - 0.3413193965 * short,
+        -0.0041960863 * long - 0.7034186147 * medium + 1.7076147010 * short,
+    )
+    bytes_ = (
+        round(255 * (12.92 * x if x <= 0.0031308 else 1.055 * x ** (1 / 2.4) - 0.055))
+        for x in (min(1.0, max(0.0, each)) for each in linear)
+    )
+    return "#" + "".join(f"{each:02x}" for each in bytes_)
