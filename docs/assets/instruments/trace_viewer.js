@@ -416,7 +416,7 @@ export const view = (place, trace, sources) => {
     if (!each.parts) {
       const value = contentOf(each.payload)
       const text = `rank ${each.send.rank} → rank ${each.receive.rank}: ${payloadText(each.payload)}${value ? ` · ${value}` : ""}`
-      return each.lost ? `${text} · ${each.lost === "send" ? "nobody receives it" : "nobody sends it"}` : text
+      return each.lost ? `${text} · ${each.lost === "send" ? "no rank receives it" : "no rank sends it"}` : text
     }
     const { payload, reduce } = trace.operations[each.parts[0]]
     return `${label(each)}${reduce ? ` (${reduce})` : ""}: ${payloadText(payload)}${each.missing.length || each.mismatch ? "" : `, ${each.parts.length} ranks`}`
@@ -732,7 +732,7 @@ export const view = (place, trace, sources) => {
   const kinds = [["computes", "runs a line (its number)"], ["sends", "sends"], ["receives", "receives"], ["joins", "in a collective"], ["waits", "waits"]]
     .filter(([how]) => how === "computes" || segments.flat().some(each => each.how === how) || flights.flat().some(each => each.how === how))
   legend.innerHTML = kinds.map(([how, words]) => `<span><svg viewBox="0 0 24 13" aria-hidden="true">${bar(`${id}0`, how, 0.5, 0.5, 23, 12, style(0))}</svg>${words}</span>`).join("")
-    + (flightRows ? `<span>thin bar: in the background</span>` : "")
+    + (flightRows ? `<span>thin bar: a transfer in the background</span>` : "")
   status.style.cssText = "clip-path:inset(50%);height:1px;overflow:hidden;position:absolute;width:1px;white-space:nowrap"
   place.replaceChildren(box, status)
   lay()
