@@ -135,7 +135,7 @@ def test_a_missing_trace_and_an_equal_name_stop_the_build(book: Book) -> None:
 def test_a_comment_links_to_the_page_of_a_trace(book: Book) -> None:
     root = traced_book(book)
     text = trace_pages.show(["snippets/a/p.py"], root)
-    assert text == "**Why?** [Step through p.py](/traces/p.md){ .step-through }"
+    assert text == "**Why?** [Step through p.py](/traces/p.md){ .md-button .step-through }"
     assert "- [Why?](/traces/p.md) `p.py`" in trace_pages.show_all(["all"], root)
     with pytest.raises(SchemaError, match=r"snippets/a/q\.py has no trace"):
         trace_pages.show(["snippets/a/q.py"], root)
@@ -155,7 +155,7 @@ def test_a_wrong_comment_names_its_file_and_line(book: Book) -> None:
 def test_the_first_output_of_each_traced_program_has_a_link() -> None:
     lines = (ROOT / "docs/02_ddp.md").read_text("utf-8").split("\n")
     text = "\n".join(embeds.render(lines, ROOT))
-    links = re.findall(r"\]\((/traces/\w+\.md)\)\{ \.step-through \}", text)
+    links = re.findall(r"\]\((/traces/\w+\.md)\)\{ \.md-button \.step-through \}", text)
     assert links == [f"/traces/{name}.md" for name in ("naive", "hooks", "buckets", "mini_ddp")]
     transcript = "snippets/01_parallelism_strategies/send_deadlock.cpu.txt"
     fence = ["```console", f'--8<-- "{transcript}"', "```", ""]
