@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import base64
 import contextlib
 import dis
 import faulthandler
@@ -39,6 +40,7 @@ import threading
 import time
 import types
 import weakref
+import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -1707,17 +1709,19 @@ PAGE = """\
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{title}</title>
 <style>
-body {{ font: 16px/1.5 system-ui, sans-serif; margin: 1rem; color-scheme: light dark }}
+:root {{ color-scheme: light dark }}
+body {{ font: 16px/1.5 system-ui, sans-serif; margin: 1rem }}
 table {{ border-collapse: collapse }} td, th {{ padding: .1rem .6rem; text-align: left;
 vertical-align: top; border-bottom: 1px solid #8885 }} tr.hang td {{ font-weight: bold }}
-code {{ white-space: pre-wrap }}
-</style>
+code {{ white-space: pre-wrap }} details {{ overflow-x: auto }}
+{style}</style>
 </head>
 <body>
 <h1>{title}</h1>
 <p>A tick is a moment in logical time. Steps in one tick do not depend on each other.</p>
 <div id="trace-viewer"></div>
-{table}
+<details{open}><summary>All steps as a table</summary>
+{table}</details>
 <script type="application/json" id="trace-data">{data}</script>
 <script type="application/json" id="trace-sources">{sources}</script>
 {viewer}</body>
@@ -1725,12 +1729,17 @@ code {{ white-space: pre-wrap }}
 """
 
 
-def page(trace: dict, sources: list[str], viewer: str = "") -> str:
-    """Return one HTML page with the trace, the sources, the table and the viewer's module."""
+def page(trace: dict, sources: list[str], viewer: str = "", style: str = "") -> str:
+    """Return one HTML page with the trace, the sources, the table of all steps and the viewer.
+
+    `viewer` is the text of the viewer's module, and `style` its style sheet.
+    """
     viewer = viewer.replace("</script", r"<\/script")
     script = f'<script type="module">{viewer}</script>\n'
     return PAGE.format(
         title=html.escape(f"{trace['program']} on {trace['ranks']} ranks"),
+        style=style,
+        open="" if viewer else " open",
         table=table(trace, sources),
         data=_compact(trace).replace("</", "<\\/"),
         sources=_compact(sources).replace("</", "<\\/"),
@@ -1738,11 +1747,9 @@ def page(trace: dict, sources: list[str], viewer: str = "") -> str:
     )
 
 
-def viewer_module() -> str:
-    """Return the text of the viewer next to this file or in the book; "" if there is none."""
-    here = Path(__file__).resolve().parent
-    places = here / "trace_viewer.js", here.parent / "docs/assets/instruments/trace_viewer.js"
-    return next((path.read_text("utf-8") for path in places if path.exists()), "")
+def viewer_files() -> list[str]:
+    """Return the viewer's module and its style sheet. `VIEWER` contains both."""
+    return zlib.decompress(base64.b85decode("".join(VIEWER.split()))).decode().split("\0")
 
 
 # --- the command ------------------------------------------------------------------------------
@@ -1892,7 +1899,7 @@ def write_trace(args: argparse.Namespace, folder: Path, limit: float | None) -> 
             sources = [Path(p).read_text("utf-8") for p in recordings[0].header["files"]]
         except OSError as error:
             raise TraceError(f"--open needs the program: {error}") from None
-        Path(args.open).write_text(page(trace, sources, viewer_module()), "utf-8")
+        Path(args.open).write_text(page(trace, sources, *viewer_files()), "utf-8")
         print(f"{args.open}: open this file in a browser")
 
 
@@ -1951,6 +1958,233 @@ def _without(words: list[str], name: str, end: int) -> list[str]:
         index += 1
     return found
 
+
+# --- the viewer -------------------------------------------------------------------------------
+
+# The text of docs/assets/instruments/trace_viewer.js and trace_viewer.css of the book, without
+# comments, compressed, and written in base 85. `python docs/assets/pack_viewer.py` writes it.
+VIEWER = """
+c-qB%+j8SbcHlnqD^Tca79fHYFOsSXC6L?QZhK~@FB4roI~&1b4?z-=;Gzf)0ZO7tMEGf*_Yxa^@xJaa_}%`K{*pbHyn
+>*rrya5OxJzJOPiCGxw>)`ro~`o2NtVfdvMM64h;M_qC^qSATO@h3FN02}ldke~k@(SY-<VVJ`*@K=i)_BdN}c&8iHqc
+GZUS5I8#md;qoU(ge4hjl@p79?vK#07+21Ggq66hNX_9-oC*Q|5J9$!kA=5lv)o)O4yj~}(g{L8EY?5NTSrI&qQUJGI|
+CmLqXgG#)Uu-t<&RhANkI63g{D~+sU&i<A$XjNQ!BcRT-rm93zKx5!&VBqusr(~dd6*eI`M#)_<nwr)ETSTLDx%?gfOK
+{1;SayFN!H7Fo_Ocu=Jn8>oZkjXJim*E-rjAxq1%KW-?@Q%jo-@xKZp2vi=VIDSMd4gZ3aI|e~c9;vdh2E(iQahm~9q$
+G^9VBWwN?0?ymbI{)t6A*Y(5c%RQ&$%M?KA2JN0Nas$WpODA3}99bqVJjgDmq92^?MYM@mAE6uiBf1&(M$;egH`HWcJj
+#ZuA!R^1C5*ch)!OYQ+u}s6w)eASqo#^~8k6<mOK%i;9~S#T>9=0`Fl#U|a_H&m%N=6jlfu05c9j-Ep8i8JiN<61@6s>
+bpnrBY=uU#M`>puZr(eGlzk1!tq;r!3-tc-n4I}&*_a^>mG=7Srs5f$F&=0Hz{>j~-H<5@16Z##2?0HY;*sb3wvfpo#d
+77u$${YB8`C;4b#@&~Dgbao+u`s^_MEU+EqQB9Q{s4NdJux$KUH<K#T>o%z0k4+v#+3ule@s?+wuuP)qapoy5y5OOm(6
+CeTPLuWI4_Faj5d|qY`TRDbH*8}rEk)__$%A-+@)>^fZOU{a%tAP;x1c7du%CmzspvM8x)&u61qRazix07FLU_uxA?~`
+8_Cl;+rYjPQ<FVPi1v;2#*+|WV~2wY)(Z`mFP5YVbxxS&j;8L*JtdazG-U9`Om{{jfqh~G(4(ASk>u;;ri4yW0#b`5<T
+4$=_Yf1e_xJH;Cn_p@zt1)akEyd7z8Q_(pa1dyx|47`3F754N{i$^XNp9hga|kdK9X0gJ2AE?0%)#)f^PhB53LD!mVP;
+zQqgTqQO_*8^-DRht=QCz_5t8L5FBnMscB|!HUq;gx#&U{Z8kY`(aE#>#Ph}hj&K4575^$E!yg8Y=^0<7^TK&di#w;dO
+B^KAFv&PkvRRxeZwwjOCeE1$-+t}H9Ybdhq_$B7?G)ErG|mf+zc3e?t?v!G6U}q8ncn=2Bo>kbq5_vZ22EfWW>T?v4fO
+X(ymI6c&P_V|m@Z&3MH_;oi>yudn5!JgF%E|pRAt0_qw_Eckza}xeh}r(sf<t4lnSx|naowvGs+FTwAJ(ZTk%KYi`X$$
+g%4mQ*(3d6>MJ%Tak$Y4|CkI)e!s(AV9$?$Y=oNtdjaGR@voZmG=C4mL6ohNO<VwRj)v;9gS-udjz#`QKr~nh_*6{hBd
+`Xb(?&gR$x|u*h-&0+c(O&{2oEllgTG1o06ZjgaU{7U=<9e>Kqu>Xx6I;&z=#*(=ct3(a<N@eXMB@x@*;S=%a*|GL{Tb
+9{7<Fiz)TlgSQjr2W`M}?*(~T04Z&i=h#D{&7hlx+=UC)$pd$1=n%-=(dnpbA$_Z}eQE}q<2mxeJ0<px>f&C3a1vbJ7n
+hOdbe?+vXAAEJ#Aj_?GYH+I&>`V2d1pGp(od-lL2n1&uszHr;nmyTc0F|-1Qnz6db~S}Cus{eKDskqc*sv^s_kWqe(Bh
+TEPUm0$1@Tjk5&i|RtmRb;OUOHtJVQ3kn;YS__~L!GNS0Bt0l`QKJo~&z)_I^1FAqr6D!G_|U>O68r-Fh40EIA#0PS#=
+*_iSHnv5rY0K-daGrLOO1q|0)BUc5yeW_()7(SpN>Iw)5%)`Dk6o4X~e<Yv-+-boQ1V}*YxCm}Gu!m47Ajo~f3M_(b0!
+z7vgZ#<M>-q@r7~7ig_&Yb-)tn$3W0R9HN^US>F4I|W^E+=(0O-E4jZimaOl>H56*h&vvasro#*+|}O4?NQWqcm_c*>%
+18Nvp^;gwT>6#73Jo9~Hf!zvmYtcdwgZ#0Tvjd%>$#B;qP3Z^R%`qZ>LNLn3H)Sg?AG?&KQ0_WKPL&lY6vfQB*=$>b;Z
+qiD#y+vlN)ng1yb73_IpPy*1)T}ePMbeXNE`n@?5Xjfe#6z43QbQ$O3C=SHt|XBk<xDKtF=2B@^an_^l|{2MVrHO8e?F
+!{#&6IjVCT-W`!%YquIl{(w44_RM6(IqqTH&=G@F8ec#O0(GmN3>O7giqNEkFIs2xyqL6L>n;0XWe;N*prK0;h;^%#6i
+ZuMaLjO~c*Ob-DzTROj^nG!u=*P$^a^*QO#J_Se!M4djSHUK4Q4MX~+ac9&G8KhD#<9(9n@h#|XJY@M(2wuoe1Hmg%_-
+c52ObQ8hk8&km%3>l<{0dxR;lVnCSy)u_MAZ)AnjpI7fUyIh4uVLJj2sD*%+%9*9~bjGRA`e&=Y3Lmm2urHf$~COgI2;
+`{2I{TGnRr8HZ>5evrYhUqG-EXBsZvA9}c3Y&Rv{)Dd>hTXfaZ;FAoP@7cvmh2rHz1BvBt|OT^QX>bWc^xq<)$LO=^Em
+a(CR#T0Z2vmBm~ia^p4lja^zwVcMFftt@z1H9-6lUikhunalpG@w|DaKBVFaRU|HmR*Z*8c~635qT|vn3uj{;L9Z_B`C
+KEbTv{KWA`Xo<iUNK=b%UeVa88dsDLD-(x5~rK}E`d1W-|3Lk2z~wKS5^sH?^3EK=sE=NmxMDysA1`HG-eAXnfG5J(^}
+0m`v?h^mo9>}qGm?%*!5iti)Qmf+qj)7!h^SkAytvjN&A-{O4QTf$x|*bVrn+0@B#zFW<kO=}}GM&mt>BD7LzE|796+$
+Tc8$v|4eDuo9v8nkphYlHwSWRW-%NQM+(KY`pCfq^1{7=I}Kvf8xz0T`Gc2sST7BTXPVKT0th<iT9y&lY(35>QM^>Z*v
+bC>qxikl?TanYexnROHD+H3)I!nhaeXoFpKlzzebTb$7(&S)U3qtwAYcC^F$HMP_g%Ou_23;8jx&s;yrXk!Q`DnldqH+
+Oy^k$$;FQz?QuhTqD_zkknR?gaQDL^c!ed?goMwdbp01ob&?93WB)DRd;6zkYgZGhO`Hp7{CW&GM>mq$&ia<HxYHj!gR
+BV%?>f$o)}0Vl)_pg#4`|kLM(+W{2o#l^b2c4gM@*y!+=}C5@Or=G`(7E1_4<M&4$1n%<tkAARr3POsov?IWC4Y1+z^O
+E1C0!lsTJC`BTc%N^Ue(GosZIQ%+Xeh|)U*yNPCc_6af=BmJcXpo+t&>zj3j>51}My+*Rklf9yNYpWY!$v}}eTQ{2?=g
+C<k-Uu1oG4M$I7D6!zyjHjCZ0-3CD}~q^&nHdoL%d1j*%C<Mo>+rWzTCDO-hz0G1RoY0_DX(NMq&j-8CA8c8-O_Qh=B;
+-t~^yXpr(xVCi6SW>)4$SdSFr{jw(*4C=*lYmMd79mv{lHIxhn1V6c!{456Y@klvf~QCVQpdByaUL5dbkH0MFL@Ff<p-
+8&pk>pX;ouqst?S4hTyLur18N&@1%G)N${Rr&(*T}rz(Vu4Fi5<z!7Qkgl+=RCo$N%X_XLe7joMq`yU3DMB3EZNKLCSH
+mY9sE}xPW<F;wyOhb3x57#b{@Ddd#-VI@l(pFF%T9r8IY6G@8SnL<56ThCRjuCzsOLc@bCyLs4S7jj65<~G%r_0E$8h>
+=VUzZrx>@iV&GX28=JYkJED7%QYyO)jK*1Ig)>WTw=4IkIFmhJnk$g>Vg44jg8_@i0ZBh44usT!!iXSwN{euc|0WBz3v
++X5w&8ZCFhOY!HK)`!7cz2_%_iG~Qy~{F%&Z2kB}{h+Dqs!`r^}@yl3YLy;OGm^;%_&Aod7~yT*!3pakg{b|Mu^G{Q8G
+)-5{O;w#sbr!wmp$R+WB4l3R{pjwX%rXeO1usHPsO<i|74+N-h+(@)qv8yF~|iZ)AgHC7r$xpbwAh0_!h@Fdl!TWUR$5
+R*B(Dd3U>nUf}j!kpjGYpkh_feEbhr>hWkY{2A6sZksTCx)eof~CkX2cjK3b>hOoFGm_lLe~v=01>sVjKn-naau`PK9y
+DmGg#P2Vld(hFh>S<G)2=QR&fZ;OvDRC4Y|xC7t5|U*&L)oUVOCtx~4IFFVJeL(dy-%1_k(Npx3kxy>!XvQNHmDb`9g*
+NFc(?J<nUIx{&7ZWEV|^iTwccj57t9yykd5k0&GnQX`Rc%Sm{cI-zx)7^+o{;_qrM=oi<RXf=RNU`Pa<X#5&u-vM<ziJ
+(9yUoX?ba}VlF09g(lSIdKFc>=9ZteL9w(L9|Kl$|NEaB6lmo_>RW14j<<sJ`oDD`i82Rn8NKO3;B>XNo$*L^CfO9B%>
+?4HO!V-5(i0Zh<d4ltqepNID`=)ko+hfWOqXb02>Mbfe;cPaQr!M6-~bL`Av{>+>JK|KV@m14;rhM*@`R2{2F6mz)?^+
+96pGJsto>rM%}Xk{kGM=_Jea#z8sENuK7(x<En<sJ|n6LO|Xwvst`!pjdiOj2U(okd0-0KU>5O9{d9Qt7Qf|hS&tuTVq
+#*u#P;l-RvAZ7k218*m=B5mkFckE=`sTxnX|%{&!!0M|9<f<o4^QwKw%#*FC&?^~xXrG&vi6_|Q9iHvZ|uht=fl;CiF*
+1N>j-F#gH?K>xRz_-9bu$atkQUL8Jsm_gRdJx!Tp%U>*)IH3WeSLs6$EcW5UV*KI5V`p+U4cuGTFcf54G<E0jhmG_gr#
+W}U{W1bd1mb7ckmyLDLG<C$9a6usI~t}hS>_nMF(xc^lXya|9^>u=Da~g<V}LK97UYKKKaJg2lk*Pnh{D4{XoBI>Z^-+
+wuycfMICNnPVUpWGI9ri$Vetf1e5Qxm1xbr3iuRxlb6Kn>x8DblHc8Mx13@&LUgzt0#dsCDFZU#Cxx<%x**=|VmDlH3Y
+&ex?C)i2@Cd%loMZNHr0kme6@d$tuu=>7lLZ$Y?-8PAcBrr{pPCXm!%j*v=Ti)QRdq%wHoJ)KT3A!@cO|9zFyx1+1$Zf
+ap0B@j#nO(Y5b;?x$5kVm}T?AAG>o%@Mx|1$&hSEjJ$B0Cfp-?GKZ`~^w$O4)U=u_1C!wSfB<ZfX@zh48Qe!u!dp18wn
+kZTG#?K2SA-P%^phuHg_EO>{w=Q;q#x9y(u+IijX;RpN=J}xoAxx_l>qVr)5@ak;yKN@}>!MB(6m&S1kBYFKP`1wHgKN
+k3|Gx*Kbw*#m9U!el*-Rxu17A^EX1wYGu|DWKWr<*y@Xi;>LVbAlY$Q{6+9sSu<L6*A#`-n(U4W5Esz|I2PctCD4u8Z5
+lf<@8~=Lx@CPn{zB+w=)`eh;>pv!leFohSf@4EnM&<yc_T(pQP|hMkw^3QqQ@(}0q!fPmpgJz!4~n4LxHs3wp){HvOu#
+T%jrcjRPPnFm@zKIY-+Xy9z1DBR++AFQEFz&)<)%i2?g0~-LVkE5)p5F^(Or@+jYz?in1rS}<O5S1%^cUn$;ThD$-lgE
+gSHUTTzOmg$8)2F3y@9WH@&sj*NHI#KjX$?e?gAOauM+-BQT^SGfNgnva58u2`;?4Z-_c4f4xrg!wS%z~;^+^hK(EtGK
+0C_SQ-N?-oX3yXP!kdp;9*t<gokd*4AlM2sde8R{haL@zo0{KcK)1;`jm+jzFDTM`Sh#Mm&d4|$k++*Nq9My*V<zzwlV
+?cW*cL^$iilO`!5YOq-Wq#T&qBkK@Wk+3uHpuJJOU2YPvMtT2Go?_fI4Ud`uYJXq32(+g3-G3CC&_Yqzo=lRB_I1TL9w
+d-uSnxZ6xt7;x0Y+_wd6F&<lX3VU!nWUkl0n?g3KJ&I#S(p^epCtqZIZ5S>&Pd4kvh19H*I)n3N4WC_yBdo1OabYe6fy
+ZJJEbc0^MOFo^eY;zwk-QbFU-oP5U0p?A_!6Hv6yZr%xdOT~y7U+z!aMpPD<LMc<*=+6^BGl#GQckEo|I7GTdN1%hw2m
+|lTPX7Q4x6HcDNSb%yS}k4!s;=TWl_!U>l-MI18)#mNMalc=*DE;s;S2C<gnqDn^1d(ZX%<Rc~WIHqa2X8_n_?yLnirA
+i((4CIv7}<^BXiUE+7zS`W@0&L0G4RNVl2C!=aKsAW@MP%OsrsF4={mD0#i<^H}6w3MJnc$(mAJ*&GhI4O<z++RbCUSy
+)A_Qgmb{L_pBcqB=cJRR;P=u1A=yS|L*5qqb&v1Z}cqu91C_KDg%20OsHZPy}`|DaCGJ?}Bf$hXgu;tXp=B1oi;<NcN+
+kf%_`J;mXk=Lenzg2f`Mpp1H+fUk1FjK-Hm*=m)&V)$UxT3!r4GUb;d8Aj!=JE#7VbXcG1UU`Zj<e3(o4ZG-+Jk(zj0W
+XO%sjvcz$%?;84?xTi2iO$4)3K}g+3lCl2w1%Qc19DYSti$v3$H&Lc<DipmZqI=fbkFmLTd7dOXC94RP`ZdA<U*M@W-}
+laorp7?{y0d}TqY+pBAXo7-+B1%y{EtmT<o6-v2~ll#pQ<n();>sV-f@UV-spI{xJfH+#1TPl6(^35T#Wsxy7SDwS;R6
+<v7<M$E?GiL{ZLv7E9lAk<xHIIn}$>HJ-4Y>=!b1$pVi*PM1{&ByIpDNt+D20^&__OC;Y0`M=5<hzexi!L>JLg{)=vC`
+1eB;t;y)4D?Qz7Gt8Qif-aQPFJTv#$4FLC-Z4p-IA9#;6=kz<OLpo3aKohX;G9gdpg-2G$e^p&^XyA;uMrrsKq<a4-i(
+Pn!TcT$#M;qTp-bT==}Vb|4s)AKmX-_I(YPnMohE~(W$5N8(<BT{WbhY*+pi!aAJ-~K)NC-;ZNF9C`ywEl6M@p(E{n0X
+q__lDnswD<WUBTn*RKc|E$@~&;R&;2-;jiw=y}G@0T6&J}sw>mivW6LKd10V>VK&nrL^Yn#of#-;&tsn8o4$HygACZn!
+oqDBY3B9kfD|^E{b`^Ny>?Aod`r58cu#vaRKwB*k&zm}H0-FkLKRq@X~A;s=}4p>-klYdby}W3j9>*UJ*pRO$=kjJTY2
+63MU)z!%}Snc}G?{yR}a!iy5p!sgiraUWJM&jZ&wOLNXXbK31U*X_2`IeU42dyn~wktgvYS92j#K^tDs5hlrse<IftF>
+iFBEIcuBQqoqBrbAD5{wF#jH0@3S5*(a=&S#zhpM2mbR1*OH{o&;~w1wU4c};We4fZ0<tKM7jLbfWs9r)1Q<5Nti`SCh
+!HU$LZkCSWpnNFI`^PfKCXC7OD{Sg{_g>4XP`*h}qUEujVO%<IR<CkH&Ujg_L!E8(ymzJJsl*>jrrK@&>v^{{SX<hhyB
+Sbn+voe)N-3FO|z4Th2Ci`qiWzUyX6rf*5p=J|78dEYFN9k8O@hPFzGS`Y$S=?3#C|{flqg64m4p;epTG|3RFc4=S5(z
+kuT*Gl{BRRvI-tJ9o2XI5RS;werkR}*T+wBEn6jeqEwjs)Q(iI3lzxnaoZz2TCJa#7A>iDPO<ZS4VoR&CwJ{(-fHHLYb
+$&kB8;G$y7-yy>sD3Dg6IPw69G&7n3Qfmp2q(*ULFAzWz?nu{Vx|9P;huAKa=*<?GpOG&OyJAb!2t-1a_3MgAuI}PZMl
+NttyG7}7kGttMDc+MRhgbCQ!k)PP<@+F9TCf?{0=1en8kuE)5BTH}Vp3enp$#f!H2N-u?-3(rvq`up3FVcq-Jh09ADNO
+$!RMK>Xi2xp7?T~3i4pP<ykiKcT>7juVKWkG=oShdZ($uv2ggz*ds|c*Q(;ha@?+<yMj9zQmNg7VKRm-GiHvR#;L#M<{
+qr{2?0C+z4V|cr3HPA<#Puht^P{DMd0b?VuvrpJ*V__#f$Yrl@ni*eG@$}0iAoBONqH8lVmMFkzd(liH_&nz7qGGE=O5
+PaqundV)E7z#6ZV<9?n>%Q?nW;RZ(JX`9kUs!i|&%90}S2|0YGx#FEo$1F=WeVSoj*T$fXwIV$vZjm1RYLTz<Wwzkie5
+#M>pZD^5nc%I`PXI=+n=ll3~pkMR!l8YqDKCj(5n7dlI_xJ?YZN0l&OMORV*;Qdg#47;ROi!}mZ2oJC%;(i5jD7iObVt
+yZQJ_?zG903B9T2_(LgV!KG7GEH&o^RY}nZw3k{+O*nhE4&>->`*N9I9!96dmg$l5scE#6t`aPf^jpqkoZ;K?f8~ARy5
+8wdw`E)2*yl@9j|KwoDjCy|52M!!c?`jdMi24?pC7`wBSJVv~^3M1Xp1bs6`OO{IPv;HFY3tqX#L$-^!QVq}BgHX%Omm
+!P6c)d!H9HA~G|V3FOQ|MEY6{>%Szfh6HUIXOXVf6Mt@%AdS=?4+YE;^Ccf!{b6xd6pM#1=U9?d2*-oaL`9w;Dm1?32T
+z<heocjRn%%QYH<PfUCU3pwjmK_-xrd1EYXS>r$x)B>?4sViC9-Hr$i!Nn9VR`<OxA5sxg#|&{VYI3!%@1X)g7V@G;#a
+r&1=Kcu64`%f*debzcE3mF$+bG|nzyBq|!7i+Z!)5T1k9VnIVViYlA-DFNCi$ues9XsBW+DB`iONTo<mBcwmt0qkig-B
+vY{!zj6}V~|nW6!2DC*O*)H9!%JquI9__BFQPu9~mf2cp-2&M1?`3vFX;7M{LpuWfY0G0)DUVCPm#6%>$6{+dj)x#E~d
+tA`6u?uVmp#x3LzH>xx8Fc6rz`dzBSQB(z!6<Bxr-ssx5`6i5s$RMmn^ZUFwoxTm<?Y>>$s2rHsu)U=%DUuCcqXb#u5m
+<=F!B$}zpP8MbnBc<X#|IujHHT}Bs$dk<pWnTOYe}Qm;`vZgvbKvCYs7YmD|7;mQnS4%IU}IPW2#3Q9(XmNrD?}uFv~P
+HD1NI6a_w*^ch<%x(wro%7!Jp!fxRbL-&EH!6i^BnXIl<K0{R@S}<dhys>RDMp%4{|jVku!`1>0p4iR|hQpkzfl`Ip=c
+qSJJ-fGvd}wh?j*xQjP1-`v9p$JL@}Ea&}@)AZssj@Tl%TVaQQ?TW*A2JQoihzuHGa9}e0)VQ>cTt~R{kM+4~Al+jpnh
+2@7KAyU|4xiJj2qKoB42WO|iaJ#m2f0khK*+~akI3EVpeo3*$wT<aL6}aUsfhHkF-9xNn-IJZ$vIKr@t8;zC-L<nUtSM
+%%+%v6C)6cf8w$+pb>c$uk<&41!FXjIuXCY5E4+gB4JN5r0#TOtsMY;#^TMKWaa3HI!f(C}X56BpW4n;RLvxK4pr+)j%
+DHfMEvxRNFZU9b(Nwxv$`tY*EpfR(qQqqm$ZDC2tDi!k&(Swf+>;TT*|_N_ZYu_Oovsu-2vr-J;9!x_X}biNwxPy=Bsa
+m;HoMN$@U)Ef>@B$9S>XG5JP&apuT_!@l3xb58JCy9aTR%&uVgxt(=}s`mmn|)I||H-_B?Z<fLzWEI}SO;U7E|Ap)gMq
+*@tWzTLrKb#Igs&$2peuQHm1#gic(k!@!}dsiI#RDlAbj^-D>Nc>6}Y63r(61&vR_&5p)|P-MFm>Bii1m6F%r3_hSHrg
+jJ~_uO@f?(S$y7ULk;O68Y~Cr$=UrcKx|Ox%=8hfNsMh3Pim@YBA}h`OMZIMPYhEQRKfZ?eZ^^A#{_&zEQ|i;$1vXc{_
+;^yVhna1015vlJHZkODJMxCH?z?^$Ue#r1LVg!yog7H1U|p%}pyDxFHQjLKjpc5<J(Q|`&jY;_w+f`nvEPm|(u9CbyL6
+AM1mH+#A<_L{~bI>a!uETqQsXd|qJ-MWmk1FP__{~{x{$SD)_l{YV7(MbAPb6J(Hw%o{-uEA;xr3KI)nJN(+8n<GhNca
+Md403`t^Q_^8b|cyqVIYkO$HMhtFrNG_eHu)45{&WJ;N;<8;}<$71$z0B&q&J`3H;O2;$=W5)shQm9PuZj^brN2!Y}6i
+2H$4`(HBJoWR?t8rpv{#)Qesh*HE_EjEie|6_SJhsEgi5m6XFrrKZFhGAb%z2-g?o{vn=KkFG*fG$fUWya{CF9SJ|h+L
+6X`?NEcq;Df8ypm!!+ov{7j%5UJsLlP}eL}lR!Z2?rJTt7`s<@-AdlOQ#3bK)Y^Ki{m>@w?;_G@CEDjFyLlpfMT?4hI9
+{B9oB+p1MZz39a6`pKwAZI+)r!QJH`D)dlP3f{q(iG2~GE5t31=cNPMDgQeN@WaJLI+5;QQzRq%d!^JoDCR20l*jI*}>
+V*fo{m9`;<joEc5lY{<IUt4?r<KF{GLS>&rP$^jBr0Et(~T)Qc0jju>z+gYAgY!f=D<`@k!cQiMu?(f5nfp;s`5|aV+L
+UZL-NklhiqZI`9*>_hbJdC6w9fhNZ?_qJwzbC5M4{t`)FM4Z_1Gn&0_5<HoQ;Sl?QiF)z*QNrVmKA%gUik4wN{MG2Q|a
+k<c@U?NLTgfCq}6ND65ZCb`cMgzB*>uhjHAJPxQdGIFJC1Y%aUqGMyU_hPsb**IpYn`oV>@1Hb_&^eEaH3`hM4w@ssrm
+VQ*IiR}77uJdI+6QHRgAP`;<%jG!O8yP_0=HJdtSj7VyWVDhiquW;VOQv}OqLN(4aHXZb4~v)qmz9`Y*j%!rKu$0-X%G
+>J^YfSJvKJb7s-Hs@}*6b_=B;N#D#E#YQ)a3C`GEk0E=i^JiOeq(<-28c5fbH4PYDbj_L=m{jxo^VlYrl0cDxE2#jM{y
+uU2s6CC*j@MMGb-P7A>mOUjHp8%Wm>OB=b6&|3-G$RviGf*5ATE&AC+OVb7fer3e1zdvQB$RjnahqiKNwL`}@!2|Q5H8
+}X(f*q*yVan~0Sh6_7{bo;M{==Nu2eTgMAfe^-gHN=--Nw>KUgLhXiF#eyJ5dC`@-;Nw5BcZ*oCm!?CVQJTfhM|XsV|N
+E|%<OnPnT#qpsQrjDJp@>)D$p%cXAR?NwkErcN;43!<8W5ii;Iu3BQ^&w8(e+jt!*DniHgrgafjv(ey9Sfw+AZrHn!5=
+06Tot|SoIhWmVaK#X`G;*F@wV+SGAy+QivtK-d9T3z3j*P?J0a~pC>VVr3{_i0qw@6Stqs+DkO%8h(qh2>e|5$We62cE
+KeLO--HpR|!+ijXd7nL#De}|iFkzmvsbh{`VY5DPq1V>dEp=^0^(I)rYGnI}YiyAxO`mOR1*b4$zmnX2Lq=jdb!Un+dk
+#SZ=bHQWhd7ycsDJ!E2_Q%m!Y(DLR+`<OV`@zn$bsWD%jh^=>!Aw=N1lCGTQw7qMkx8hfk3p3PW@z=iMko&lg`GNQ$QK
+!^G5_!km~n{0B+SOWNjpZHD0<>&H#b5KWj#Xid^WeCZ>du5Z_`yYrtYwM3)?+YBSqUyG@daq(1Vq$^h?;`T0?Uw0WW>>
+q3NF@w%1i=lbEI2GAe`#K})@OjHuL^f97G@usiB@UWf4CrCncJTo7OYG@^0gc&J4_L6&KeDAeXW`qiBn^o6Lx+it)Wx|
+3F~(?7$-Raib=JOzv0BpQp#ZCNysZOhIkfe7J2&EM_TS>aJ-Tqqf#`6<|9V~eMAE)3b?YZBnKsA&2v8bhE(qV20_xH2y
+9_~kcjWvkDW?5;>*DaYLa?*X*m1cS~cf3)#S%IWLi&my#|Cx+HqpKYJoe?HspeDlIkAWQV9#I6M;o~#nnV+ne`H8F**3
+t%A7g&WAu`f>tW7eS47KmGZi|2G-6PTCqkBcL*P5x3q}G4;dg^*USbZZl<MMklS8d)ODH>(C7qy2k`FR=WE36VNs3*Wf
+*Q=9X8>@1Mis!ovDNPY0_g#9jo&&oE?E?u#J=bVKZ-bIJF{#ERpr#KqYHFH+5SI=RQmJAzQ#)Hs)BQP4)3#{m7MVBELT
+e*UM@zHvu1m8ak(MK2R}34?S9GdJDmrn`A)&;Y6m0KDA8(w3-WVnFZK)N1;66VISL9zY4Uh*cGblrAc4L9rShUXyv>xH
+qP?9lAY6xpbfI4*uK@r#e~`sUZu)vjT5+dFJ%6a8(hs$A&p4Fb!4cImqEoEo<ASVxBVRVMj>b(r1^Qx2>MKLz}Jh$hfv
+fpYbfO(98BQOHpEc3@zZk?p$65ZTwe<3&`(MkjjQ+CBdGQm1OLtEhy@rV`@OfI4&_Bs_C<7j-89ScsPwcDN+q6%Dcg4_
+0$M3L4~{6#F<y6lYWa@4OC?&x}tVli+(#z%8ix`0_&S`y?D_(Xv^Mt8OF8~7n*TK>33)T)Sf^2L-C6`WT5@?eycB7uu*
+*1p6~o&?+xpu*o!`>7Ts}dr1?`Y7k3tQh#q6dRXJceB-=kKs42R60AO<Rpwl<v_G9lVc!gIM-?*>PR48cXeY(I3P!Q;(
+yi0jY=UG}%C{2siHz>tdZC1}plE+e{AwS`1H7bgvtiY_13Q0exo%V%K_x_}fjqVm1cM7S{nb`zz_AB7*1K+nUaUvvbDs
+5akdPwt>E;$&%%(7vG4K<ru1La`Zd@t-e(!d!3rZKciAfg5FTJV*qZqU1+X=x9{*xS7eWs%&FZScuc5`%6#P$30z6QRO
+|H}@g?U0hu2Vr=uovXI_t$xvh>=Gox@-=AN?FHp)AK7tHQJZA{4vjv#&jxholwyHjIXF#L#?51!_JW8GhPZ$9}il@C^f
+bjrKAC$e+H8E%%-PjD7P8Jz@b&yucFcuk&;&7mRW5uh1(Pr@?`XzR4ENBFP;UJva$gQI%92w*>nZvIhU(=JiNLQ0qTFn
+cX3WD4RneNgLo_bZWuLmWH%x_cnu8Yc_DuI(DG{JVy2W3zS28+K3*g!=k`yz)iYvVVEq%f?G?VdJ7ukuJ%9F51icz3kx
+hC5Fr`0dMpe~5;KDq$;#gUKYUc&Uwdd_+$54IQLfQNJ95z9y#C!eYz;o6gl-Jjol@?WeAB&nz<8C%U9g<;gJ}*q8?(pE
+zOB2Sih%a7HAxv#V=@W`t;qt(!prgBb<L#`!h33GMDFtRBcu@#1;m1~yDLh&3G=0G_}w{b1IPgDD9zdY&lM0L~PME=Z^
+^+^N2F0iqG;&c9TQK^TW<U_9F10P=_g<q-CEVBxfWc;~4L%z&}j6gRFq7e1nLt2ba)fm`2n6_ck2GMZ#{)?8dEAd1wRz
+@>m_Ael~>MVMlPiUMRuqm*)zAm1vS%h5Iso=h|1@g`OI8C!~<de;#wk7mny0JC_5w2^M|v-HnG9fcU^q6nl$L~9KDpE;
+i4WWqH#CYZ|y<%lM})<LVW1e#51Y}mW1q0~T;g-&9HH)qwHskY&+Fns&A*+j~H-M@m~VSqb<qqyErJ)aB?yuW*wfp$eQ
+T&x9%FX}+N(5_BwXg0=b`)P#cP&qOP!mOrKI4x<g?&9T*CHM|Hz1D!Z2nYR!{ImWw@2w-GV@51ImawQA=0(6Ykw?Gca1
+O70zI^VP;6q)9_Y8?k+>|+4YB!Y1BECv0Ayfs`C6l^56*fZi!C<fwsCM{=du}%A8(3vza{RF?L*%JwXo0K4nZXZ^SOy;
+)U(IlsLRTq&e@quxd4BRlhkk2dj*m29j$kph8NS+~!oK}0Hz<i#LaumzpUOhKU5EC9Kfg&U?5n5wv9xXn1OM!b_iu1%?
+p$A+B{@*5>Fvr~rT$d3K{6pjH@!wDl=ODRcO@~bNms@+5iE9K23H|L<I0MtLZURPvy1e>dAeV&^17?oy|-`Qo<E_Y?i$
+W-2#GtK(k0G{+pb?a*R!E@emfOMp{7GNl8fu}+3<R{sfoY>AOY*KhB%zkp{~$wg#D^(8ej9MCYA%`uvNBt%8&nYP~f_g
+e!r?gAG09fx7+&_qB_;Utxu|o6wa?~u89Ze8}%H5p(o(%l6Qj0R-s!BTM60(w50|#ids{uZ%duttYc@ly|`1YK+-G_0f
+K;Ck{W!xV&CDyE5%=CParyUoi08ULrSHiLi0@Pt8uO?CPkJpZZ=#mlA9cGpx#kj#^kE*MQcOpTMmFa+#1ijN}t+_=l9}
+@^rw!Q<W=fVpEQww@LMrTetz!^(^^*nz6qD`anm`)TZq*|Zv0*o%I#FhQUa~3zu#6K(AevnT&OM@S`*SI@}@MEC8+7kA
+e|P+)$$2sVq=1}jDS7@lCWB0q+@cCiOWxz%w`7Fm#>w5%GQ|9TLuy_z#dacZaomED)dC7XVcLlle%l$sKJv(F4^sVm9*
+B0e3CBshOZf!_>J8;y;fAJ&MqRNd`0d9@P&3e@m&X4i;Eg=<*<fKSQuc6vInh7Q<P1E#b{K0vk8;_s8;%BE2gc@Z0MY*
+W6j77)yc0BqVcg5wHzE^zON<u{->6MkI!f|WKgU21@SkvasFx=a-wFHjHqJP9VtsS=)(WZXkC7JL>8`Z*+Q$Elh+@3)A
+FvgNXH*RKF(~y!DU6bllqo?n=-s@UFk0M^$|T5ZNMZ!?V6kncyx~hfE$p3N0E+JFX#n!CC-2yB37nPS831?PM9vZ`Fy(
+pmLaj31MU!JQEh?8U5To7`F%4!+qvPtE?;%}4s~$(f@t-@Cr-!vxg+E1bm#1vVv**<4;=~_Fj7H!F$k-)%z(TJZJP9N9
+GIc@pN+ErOM~j8!R+G-k2a~hqYD>iz<Q!DRM_XjwAr}!o<I^Wbxg{-sPSgx3jw<CLz9?~u(bhBZk{={7REU!xS2&guS5
+)asZ8OsYhR(u0dpQPKMMnyl^=igp~KP96$mb1h;POlh&p6wSPd~M`W(69gU@b^X6&~)bxVd1o$}|u&hLSU4WEDT6B?jW
+#<Q+KSk`h9*rPkhajx`4u<x6Aq;oV9?`{Tk>6<EyFj;<X(fN>rK+wye>Jk$FWaGblu2emni5{;KB76*xp4Zfe1L6@$Od
+a7r^k!s8Uk{@W8sZLzF8PXDSCfplN%5&$eW**`CV8au>0wOk{Vmcz>iabiLg!FgC|8W$*)%WYjQ`8~@4xGCbldbs6aY-
+FB*Ua)2#97=;Y3jB4PV8T7<ck;%k}H8>!^D=WF||=I##-liVFJ>N<S?+2<UaYXE<{V?K#e`Uw-b&Ydr>{s<%b?8V_QSm
+--_&a$Mn%Ur}u24Ikr1qk<UqFmrPOhGL_%X6oTre3h0SrDX+*6eYO@Ow22tfBPp#B*Eg@8$+em?hRsdD!@|2{=2!@CBF
+5vOOBy-4Z3E(pF~F(!W)>MbD*awN`Cl3JVH`^0mgd%LmY1rJ+q^bR9#PSTZ)3z6+a3hq-6$O*b{WuC!anUi3dsW;YTqI
+qtU*!USwq=D-e;a%tI4UZjY0iO``9B$@Eh<Dzq=IZC!iF&B2&$86fd%BIZp9L9V!#P%$byP0-YUSrS!}gV0ZBSfLY?qc
+Omc+MykedlPR7S332oR1}G&k2_wWKgmVIUbBf7b*7ejb=c{XA1*<vhu-S+rTO10K`&kzSA_q(jhB&Xn0cdmHks1JtH($
+589F$6=r`w{dCIuFo-sV-!VC(vVA5J+iUhYYueZzBuk~z8yuL0LAezEIuDU=$gi&-us9aA+Da*zU@wP(cwd|1=2P)D)$
+j^<7a`>bI&>~T$(gkx(O~e3V`6j{PU{m4yY?T?@-#N+tk*ZdCe@T-uZJ4Ln#b$VoPbAE<HQu%aq1f!oY?8zvB*%ynqgP
+cyhLYW3#3&=We8m*DxRW&4v@$@~CM;yOkr%fBF4?veb6o-ylrd}>IS652tA|WTLC>-IhV<lx1l$y%`BH$-FcApQ4tA`q
+9Hs*@1)nmhuXPV&YRnwKMU3XikY`?CrCz57->Tkn=C5y(o1%;;uw8@xwM;#fVoW^!rpduDR+R-Muq3q;3xVZ$`Z0kk&9
+cP~vRK|0?^Oe1vaCW}2>xPQuypo&PLvwdkHxq7qOJI`=Yo302o1Ju3KaJfk8&{l5eMx2MVB(B4KsQsKS3)}YNAe3A#4`
+(>*7R%egn@iI*T;NF)ySOd#@ovkRIh=wTAZA5Ym9(FqC0W{Q3?)t!yPkRAh*T5iCU4I11v-<1I-6ix&&LFrqBJctbrZG
+F%HQMzk<d`05JT9OQ+~kLi5^)9#5@e7><NVo!rki9t@6{PLi92^=lq6sALVjMvviD<%qTH%l4WTD9mmAXUVT<3QJRYl-
+7pGlDekfWBs+sSB0&Jx+or6M3h)ZUF57{sn_>*E|s-2Ur1wIXa5t>^DSIYYH!GVHt;fmY0I+!j{tWpE5S4ZyZ61spc5b
+4T@A!WY$5(rqGwv4b<_eY|pQQCf?@BF8~KUgMIUPVD5*3;K;w#P6eD~rsU}`mJizqWN=!Hp(|t4!f^ho!n5q@7sbL-5v
+AtEX8F5hcR29R`=p4CpYgIVeu*$0QN&?>?Z=b|Bh7OBDhX^f5r!=oV^lT~l4#=kc+!Wjqi`@QLvB)`u6%uCP{iH(ft>X
+15X&5b3khRrM`#W(HmFR4pI@&Qp&3^>Xh8qr$!O#ElqJG?%3GT1(uIyIEw4tw)(qxW9c}5XtEO|IW;JveUVS_qII8;d5
+xt<G8NZ9;#xEi}>KPrjg%oc}c=+>~2Q1T<s9%Dt_7xo<{E$#{^5Hx@mNjpUNTi{%|E-M;`e&Z)oOmw$T`Ye`|J=IKKvC
+}qf@5SAk?-q*w@GJMBhq<k<D8(?IEA9@iyBc@T>g_b__6rlm@T^PXQ~=T?6Lla24vj+VuNNndHD2uPW>ugLnDcpMN#y(
+pw9qWFt?z`bHy5RF`xX*TDBb({hM&jKQV_$kMtbk+nJn>(F*NOe9QKSrU~HCW7!VHXBOY{cm*ryPW%&nlc|%)q4k78Y1
+&}&XlzA3!E+fI+t#C)wj3JL#ZdelRzilCz!dddOrSq8ot-TLH^or5#`eNI4xJK+zmrKr9cj|zWf*|8;+%3gR3qJ1Z!vK
+V^f@>jDi`2R7scyk7<t(cLTO6G#R5DlBcBDjUO-yG@H&6Eb;LPE<l-?!|HA1FT!&cFUAkB#Ai*QXq0Fqk1iDjtA_Sdx@
+W1{b=*hFGF6%K5w?pA8d-R+Vn&mz111C(a!{QER7rF>xiVKj!^P6OY`Y2k$QH;AKdzCV@Vl$GP(zU61p8v@9yk)v>qeF
+TKiw2^|W%qOcow$Y7TR*+Svk0I%k0FomoqVq|jAwbagcW*6bcV`4-hpt?CSNyv7k3k{T_L+wuh{~B6i)}@=GjRxQ69c}
+T1Z0)kB?uuCF6j#!S9HnJ?{Hi4mA;tq@XbtCp-p2J8D4MiW;XnV9@wUkdqLWekbGZxreH}x&d8e7wH=hw^@Kfe_8X=GD
+u1s(wA?PD^Zf%OxYGhYW+Ii0P#~nGJ)cX^XD&jzZEL2DNsp`%zF2wj4ERFhFlbJV|x6q+)V<4gI7}ukJWRER~d4f<jl#
+ZYe^f6y1wkj$`WaycS+Vpb6NK)jeRj9IyF|&FgAmsIMu_%K8p`xLH<*xcyRWOc6%K<d`i0p9eNWuw66f-%}4LEo12@!`
+K))*d)vG5{dZ70m8DbAe66y*MgOwDfZ~g{i<{(<i|0o1HhRX{buJc{Z?7()PCSTjW--@U$~v1Z=$Te|*lzvgHIyH82l0
+jIV{Q$gJ<k@ES~r(BuW#PsKxX}ZU-WWs*TUFvb}i^Bxk1?a7lSt!qE;+x&Ct4ImG8!vH*c`~>x=myc_U!EOJRO{7eEPc
+@+cf~=m5!^-(kX&8fvnzTbp(JgMJLH-CVqV{dR_}VVLlZnomf$$*?hO{Jht>5E=Iiavg1BX8R_-PnWyE$#=j4@7voHK7
+lZ{VQZ#0&;pG5HeCTg@W0+Bxqk;JhInxXm;v;t4Riz_baiHAE@(rNEHNgUc}B0qxf4R9kD-%&T*CI~TsocJK)`dy6On}
+G@aoG2vi|GWkkQi_zU-COmcBsP<c|(oub_WpyrG^7tYA;YHf>`Kezw9<pJF<3!~klqzg8m^Dgu4;V>viEik~Pnf);q1p
+!)jB0Zx!EL|(4)+M9ThZedptMjWjuA1{YORNlxXPFFxN(gM~iU9|-xat2*&VhvIbEfGNM^tx5B!#jH4qYmJEzfx4%GHC
+4ySPQ;o6$Ntx-~|i)vc-^M1h<73A~XofA&O88ra3h+G$JzF9QKZ;Pc(#2#z5^DP-oSqbC}SXCp<L(E^5i4bF)mKJpS88
+{u(;?@4Ln=eqLcyjOA?(87$K37f{V6ERWNL-;%TAbH?+JyLSyx#AF4u$Ytxm=|aVSXmc=Hr!S|VBc6h)o%>iLgf*pcb&
+l5(FCWFKUtM+?4Oql*Uia<EVsn|?4`dI7zaX>%0s)~c;@Nf?Z!jURZJDQvbTS8@vyp8JG}05YNkE(g5!NaIQX6d)e$WG
+dLLIeGvt>5__zs^0*tB^kh4_prGyy=&KBh&xCQFR7*X@38bw#h|K<g3%lSd$;xO?9<<PPCFB*TSH*PwQQa<J#qVi($rt
+mL;-y@nVe)<$ms-+|qDXWyKl+fBL<i2DY&GZ6_)1d@Kg#z%WY$K|(DXmK2j+9*H8(>3B32AUP0`n?!VIClVlINpTQyV*
+!GAS97me4Rf-+?FSZ8^Ileq!)_7zqkNTihNyM<qyCEl`QSBFfEV{li94?o+WqjLyAkxS*KADV<Vmf|A=%Qk$Y?NztO8i
+y5G?%3Fg};=6m_;IF7ZnZFZ1F3KuWu9yhr1fftKGfGFWREhJyQ(?|TMUq%9V=*&!znM4v|*+a#}>{o_5bW+?`_47qR)E
+$04PPNnC2oi!Vk@P_nJLGG2mB#5bX|EPu(Cm1%dqlBVx5+ffn2Uv;3l^ksHv02B{~0)>#MSPjz-209C_%KDQ)uvX0Dpt
+BC}vz+u4cB<TB1$xEbtAkn9&yvI2)Rj1#qThQQyHY;owvSgJ@TZ5mfE_^vMG{1F}^-3lw2;dY7LEYJd30onxfozm~SOE
+4XB|#0wvW@lA1JIPozd85~JTYud`B!U570#m1v9Fod*k$OP$%;1V2%_v%#_gxuc0S6CK!*+YC%+o<bY9-&;<lmzhUiOQ
+gvy-BLtt&B4^M`H}bqFAOl*uOdw2dgx!BOb-B;wzCXk!NcmuV?-E%^Y>QH}O?+Wuu8Bj?!zJ<E)B?`1<N{fI7{ao5dg=
+R9j=qT5W6MAs4H)x1ck2uTVn*7+)W?CLR#4ZBFFb?Ok47^{;?HfA;n!p3RK0BH^t?*pCKRtnQAF&x`!1S$_guUn_JSVB
+2*_X^1+nB|Zqr#h{zaINAuJZ{cjOO0K17t;gNrAhgdbJhlv*RGDpJ&18q-OaCGjipip>ZB%(uX$YHpQ{tc`JD-Ko8gY?
+c!)nKKrpiF1+B>;*u?{_q4DxikT-GSx2<NY$C4#54$;6#YVxT+i%%lh}c?h6`RRE1C6|mHda0$F<C|hBw@wRiR6+|k77
+wq-|2PpP<C?c0zr8cx+W>-&D7H5D*2C<Ko3UdWpN1Cx!iPLNfr0f2LVpD6}lYFz_2)7)%Gms0LfV91fpJaU(-x8ruwqq
+9n;*j6Pn+@*LfuY^;#mZ_kPYOV}4|NTC5M7O#7yK9qyLPX0rRw8z<dsP^pq?F1`P!Uv6fG<H#K5H<)amJ-c#j+nE`DZk
+_<CQB#8mALf46m?-NCz0_5s4R*$WJ`4i`@@gRy*<&Oo)qZx7mwQNJhunkAxEF?v7BO=^@Emz4r|ndUjvIRP^|@YEo{bE
+JgoJO>a4_Bp+9_4C3|>Y1Ul7QXUzG&veW_y(QcSE9tgSYEtWSA)a9bX`O%AT-y^k{<n~u^dPJRrZ7?3go);?CwoZZV&M
+aZJko}DI?aA$R~9;DFF(T2HC5W$SFG%s@C)7Ga-8zD&mD^5@ut>Ke3n`zY;!3OqYY!wc9*sAtbQed{L2;ju^=mG7^K6L
+mQUm=9GksZ!Lf(UF=M~*Vqefp&tEuD+V-Rbbn=a@5mn3Hpk_uG0p6Q<2oG?NB4v&h-zTI*1lIs{hV}9Ha!Gc*V&tu?1G
+Rx6o%ku?7v4NBh*oN&>0x84CDlv5+))+opnvY!61yypvUB}FgXDgDUHu)#u%GdS0(Fh-O>x)j`B@Kic>BP8!NVlcMpE0
+Rr+WK<&NXIlIzoF`?JxfTAPz5T4m?6MPZd}8rzI|j$N0XPR+?)#_K#GDUH5P=%F<hQ{8Bo=3a3ZIK{%(O-p-x-FjFg;i
+6l!@9FPFJ$}J3ixe~<nF@<|3==uTI*c9lhXM7*|L$>9>Vh6OcSPkaWV+JGWB`L6w_N+!a&%O9@tpnaml*!*7M?D)Jj<h
+M%n+nPDu&rJxIKBR*D5im4Pi%l96J=Ww_F%5DPNUWb|=H^MBewuw$J+Gp`&_&W10wo9l^xiB3r=t*BCn+k9{Pi5g!kJU
+`j$N^{+b?B!E6S;f4-Bs2f2Tvg>f&YStLfQr~eM*Y2llwi_2!yE?v?2`hwV+RF6w2A7NEHc)$+VYKH4S;K3xMp)`Th`q
+_D=B9q=bQ9qj?w<b=(_-~dfTrM>5Lxv1vJNK8%*;+d5>R|U{<Lx3B&o-O-G9DM7HRBw2DQEFCih5Dr7wqYH+XHk8<4HC
+a>m2VD^Hd;A$!@_r!yuQ7pGL!b12c2bsQzqj!vZ<<2XvB7^hP9ImWs16Mvi8eLClmKw_#uGYS(PIP9r-)$bz4!5H#~JE
+!gRF6sB%F8pD$o|??{CM6r8JU&H6B@X<>VSm8y6ZwHU1mrKY=mw^UVF{hii}W7-nBrA&>ab62ZaEl}ldDxSmqg04LYl=
+pa(lxHb&jWnzs{^}9Lf<xt)9tAu<(gk=u;N1Js(#G;XSh!dyD)O(c`_7UqGE}s>&CCtCANf2+z0IM$hC;o|ue}2BU<k=
+S}MuM`vb|iPM1}5mX1ii`_Z_h6JK?MGwG$*W_P=vn@97<(2ffF<QCnRiNn%WJSw~q1(BvuT3gHvB!_rdA&Z{E*t+3)M+
+w)
+"""
 
 if __name__ == "__main__":
     try:

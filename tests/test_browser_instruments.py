@@ -767,7 +767,8 @@ def test_other_pages_load_no_instrument(built_site: Path) -> None:
         for page in built_site.rglob("index.html")
         if re.search(r'="[^"]*assets/instruments/', page.read_text("utf-8"))
     }
-    assert with_script == set(NAMES)
+    traces = {each.stem for each in (built_site / "traces").glob("*.json")}
+    assert with_script == {*NAMES, *traces}
     files = {each.stem: each for each in (built_site / "assets/instruments").glob("*.js")}
     for name in NAMES:
         loaded = [name]

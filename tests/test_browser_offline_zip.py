@@ -87,3 +87,10 @@ def test_small_instruments_work(page: Page, folder: Path) -> None:
         page.wait_for_selector(f"#{name}[data-ready]:not([aria-busy]) svg rect")
     page.click("#collective-1 a")
     page.wait_for_selector("#collective[data-ready]")
+
+
+def test_a_trace_can_be_stepped_through(page: Page, folder: Path) -> None:
+    page.goto(f"{folder.as_uri()}/traces/send_deadlock/index.html")
+    page.wait_for_selector("#trace-viewer[data-ready]")
+    page.get_by_role("button", name="Show the hang").click()
+    assert "Ranks 0, 1, 2 and 3 wait in send" in page.locator(".tv-end").inner_text()

@@ -502,6 +502,7 @@ def test_llms_txt_lists_every_page_of_the_navigation(site: Site) -> None:
     assert missing == [
         "index.md",
         "setup/index.md",
+        "traces/index.md",
         "glossary/index.md",
         "what_ran_where/index.md",
         "changes/index.md",

@@ -450,10 +450,9 @@ def is_close_to(points: list[tuple[float, float]]):
     return lambda at: min(max(abs(at[0] - x), abs(at[1] - y)) for x, y in points) <= 2
 
 
-def test_a_figure_without_a_size_gets_one(tmp_path: Path) -> None:
-    drawing = tmp_path / "a.svg"
-    drawing.write_text('<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 9 5"/>')
-    files = Files([SimpleNamespace(src_uri="programs/a.svg", abs_src_path=str(drawing))])
+def test_a_figure_without_a_size_gets_one() -> None:
+    drawing = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 9 5"/>'
+    files = Files([SimpleNamespace(src_uri="programs/a.svg", content_string=drawing)])
     here = SimpleNamespace(url="02_ddp/")
 
     def sized(html: str) -> str:

@@ -28,13 +28,15 @@ class TraceSettings:
     """An entry of snippets/traces.toml: how the trace of a program is recorded."""
 
     command: str  # a torchrun command, as in a transcript
-    watch: str  # one sentence for readers: what to look at
+    watch: str  # two to five sentences for readers: what to look at
     section: tuple[str, ...] = ()  # functions or markers, see `rank_trace.py --help`
     only_pass: int = 0  # the number of the run of the section to record; 0 records all
     functions: tuple[str, ...] = ()  # only the lines of these functions
     variables: tuple[str, ...] = ()  # only these variables
     until_error: bool = False  # whether a rank stops when a call raises an error
     racing_ends: bool = False  # whether timing decides how the processes end
+    question: str = ""  # the title of the page on which readers step through the program
+    group: str = ""  # the heading above the program in the list of these pages
 
     def options(self) -> str:
         """Return the options of rank_trace.py as they are typed in a shell."""

@@ -31,6 +31,7 @@ from worldsize.model.program import (
     owning_program,
     transcript_device,
 )
+from worldsize.model.traces import trace_settings
 from worldsize.model.transcript import Command, Provenance, difference
 from worldsize.site import template
 
@@ -45,6 +46,11 @@ def program_page(name: str) -> str:
 def program_link(name: str) -> str:
     """Return the Markdown link to a program's page, with the file name of the program."""
     return f"[{Path(name).name}]({program_page(name)})"
+
+
+def trace_page(name: str) -> str:
+    """Return the path of the page on which a reader steps through a program."""
+    return f"/traces/{Path(name).stem}.md"
 
 
 Machine = tuple[str, str, str]  # a device, a release of torch, a release of Python
@@ -73,6 +79,8 @@ def transcript(
     device: str = "cpu",
     usual: Machine | None = None,
     quotes: Sequence[str] = (),
+    *,
+    step_through: bool = True,
 ) -> str:
     """Return the Markdown of a program's outputs, which are tabs if there are several devices.
 
@@ -81,7 +89,8 @@ def transcript(
     releases of torch. The tab of the CPU is usually the first one. It is the last one if the
     program measures something, because readers then want the numbers of a GPU, or if the
     program fails on a CPU. An output from the `usual` machine of the page does not name the
-    machine. The lines that contain `quotes` get markers.
+    machine. The lines that contain `quotes` get markers. With `step_through`, a link below the
+    output opens the page on which a reader steps through the program, if there is one.
 
     Raise QuoteNotFound if no output contains one of the quotes.
     """
@@ -106,7 +115,9 @@ def transcript(
         if number not in found:
             raise QuoteNotFound(program.transcript_name(device), number, quote)
     older = {} if parts else older_outputs(program)
-    return template.render("transcript", outputs=outputs, older=older)
+    traced = step_through and program.name in trace_settings(program.root)
+    page = trace_page(program.name) if traced else ""
+    return template.render("transcript", outputs=outputs, older=older, trace_page=page)
 
 
 def _unusual(origin: Provenance | None, usual: Machine | None) -> Provenance | None:
@@ -231,11 +242,14 @@ def render(lines: list[str], root: Path) -> list[str]:
     names_machine = any(line.endswith(".page-machine }") for line in lines)
     usual = usual_machine(page, root) if names_machine else None
     out, last = [], 0
+    offered: set[str] = set()  # transcripts that have a link to step through their program
     for fence in page.fences:
         callouts = page.callouts(fence)
         quotes = [each.quote for each in callouts]
         out += [_with_figures(line) for line in lines[last : fence.line - 1]]
-        shown = _fence(fence, root, quotes, usual)
+        files = {embed.file for embed in fence.embeds}
+        shown = _fence(fence, root, quotes, usual, step_through=not files & offered)
+        offered |= files
         out += [fence.indent + line if line else "" for line in shown]
         last = fence.end
         for each in callouts:
@@ -250,7 +264,12 @@ def _with_figures(line: str) -> str:
 
 
 def _fence(
-    fence: Fence, root: Path, quotes: Sequence[str] = (), usual: Machine | None = None
+    fence: Fence,
+    root: Path,
+    quotes: Sequence[str] = (),
+    usual: Machine | None = None,
+    *,
+    step_through: bool = True,
 ) -> list[str]:
     """Return the lines that replace a fence, without its indentation."""
     first = fence.embeds[0] if fence.has_only_embeds else None
@@ -260,7 +279,8 @@ def _fence(
             raise BookError(f"{first.file} and another file are in one block: use two blocks")
         if program := owning_program(path, root):
             parts = [embed.part for embed in fence.embeds if embed.part]
-            return transcript(program, parts, device, usual, quotes).split("\n")
+            text = transcript(program, parts, device, usual, quotes, step_through=step_through)
+            return text.split("\n")
         raise BookError(f"{first.file} is embedded, but it is not the transcript of a program")
     lines = expand_embeds(fence, root)
     header, before, after = fence.header, [], []

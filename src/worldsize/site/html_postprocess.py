@@ -131,7 +131,7 @@ def with_sizes(html: str, page: Page, files: Files) -> str:
         figure = files.src_uris.get(uri)
         if figure is None or "width=" in match[0]:
             return match[0]
-        drawing = Path(figure.abs_src_path).read_text("utf-8")
+        drawing = figure.content_string
         return match[0].replace("<img ", f'<img loading="lazy" {size_attributes(drawing)} ', 1)
 
     return re.sub(r'<img [^>]*?src="([^"]+\.svg)"[^>]*>', sized, html)

@@ -31,6 +31,7 @@ RULES = [
     (re.compile(rule), becomes)
     for rule, becomes in [
         (rf"^\s*(?:{TAG}\s*)+$|<!--.*?-->", ""),
+        (r'^<details class="trace-table">.*', ""),  # all steps of a trace, which are too long
         (
             r'^(\s*)(?:===|!!!|\?\?\?)\S*(?: \w+)* "(.*)"$',
             r"\1- **\2**",

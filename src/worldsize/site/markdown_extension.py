@@ -24,6 +24,7 @@ from worldsize.site import (
     references,
     releases,
     scores,
+    trace_pages,
     tracks,
     yaml_schema,
 )
@@ -38,6 +39,8 @@ DIRECTIVES = {  # the functions that replace a comment such as `<!-- track: NAME
     "glossary": glossary.show,
     "instrument": instruments.show,
     "instruments": instruments.show_all,
+    "trace": trace_pages.show,
+    "traces": trace_pages.show_all,
 }
 
 

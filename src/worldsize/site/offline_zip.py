@@ -21,12 +21,13 @@ TYPES = {".js": "text/javascript", ".json": "application/json"}
 # in a module: the names of other files in its folder
 OTHER_FILE = re.compile(r'new URL\("([^"]+)", ?import\.meta\.url\)|"\./([^"]+)"')
 # in a page: links to a folder, folders to which sections have moved, preloaded modules, the
-# copy button, small instruments, and modules
+# copy button, small instruments, traces, and modules
 FOLDER = re.compile(r' href="(?=[^"#?])(?:[^":#?]*/)?(?:\.\.?)?(?=["#?])')
 MOVED = re.compile(r'\n"\S+/(?=": ")')
 PRELOAD = re.compile(r'<link rel="modulepreload"[^>]*>\n')
 COPY = re.compile(r'<div class="md-content__button copy-page">.*?</div>\n', re.DOTALL)
 EMBEDDED = re.compile(r'(<div class="instrument embedded"[^>]* data-instrument="(\w+)")')
+TRACE = re.compile(r'(?<= data-trace=")[./]*([^"]+)')
 MODULE = re.compile(r'(<script type="module" src=")[./]*([^"]+)')
 
 
@@ -45,6 +46,7 @@ def offline_page(html: str, site: Path) -> str:
     html = EMBEDDED.sub(
         lambda m: f'{m[1]} data-module="{data_url(folder / f"{m[2]}.js")}"', html
     )
+    html = TRACE.sub(lambda m: data_url(site / "traces" / m[1]), html)
     return MODULE.sub(lambda m: m[1] + data_url(site / m[2]), COPY.sub("", html))
 
 

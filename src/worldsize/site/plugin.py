@@ -38,6 +38,7 @@ from worldsize.site import (
     page_stats,
     programs,
     search,
+    trace_pages,
 )
 from worldsize.site.markdown_extension import BookMarkdown, expand_directives
 
@@ -98,6 +99,8 @@ class BookPlugin(BasePlugin[BookConfig]):
         with assume_unchanged(self.memo):
             for file in programs.files(config, self.root, state_of):
                 files.append(file)
+            for file in trace_pages.files(config, self.root):
+                files.append(file)
         if (self.root / changes.FILE).exists():
             feed = changes.feed(self.root, config)
             files.append(File.generated(config, changes.FEED, content=feed))
@@ -135,6 +138,7 @@ class BookPlugin(BasePlugin[BookConfig]):
             text = self._text(markdown, page, config)
             if not page.file.generated_by:
                 instruments.check_page(Path(page.file.abs_src_path), self.root)
+                trace_pages.check_page(Path(page.file.abs_src_path), self.root)
             if self.cache:
                 lines = expand_directives(text.split("\n"), self.root)
                 inputs = "\n".join([str(page.meta), text, *lines])

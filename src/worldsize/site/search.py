@@ -28,14 +28,15 @@ Section = tuple[str, str, str, float, str]
 
 # pages and sections that point to explanations in chapters, so readers rarely look for them
 POINTERS = re.compile(
-    r"(tracks/|assessment/|what_ran_where|11_references|11_releases|glossary|labs/)"
+    r"(tracks/|traces/|assessment/|what_ran_where|11_references|11_releases|glossary|labs/)"
     r"|.*#(check-yourself|go-deeper|links)$"
 )
 # the anchors of headings whose subsections are about one error each
 FAILURES = re.compile(r"go(es)?-wrong|error")
 
-NO_TEXT = re.compile(  # the letters of a displayed formula make no sense as text
-    r'<(svg|script|style)\b.*?</\1>|<div class="formula".*?</div>|<a class="headerlink".*?</a>',
+NO_TEXT = re.compile(  # also formulas, whose letters make no sense, and all steps of a trace
+    r'<(svg|script|style)\b.*?</\1>|<div class="formula".*?</div>|<a class="headerlink".*?</a>'
+    r'|<details class="trace-table".*?</details>',
     re.DOTALL,
 )
 HEADING = re.compile(r'<h([1-6]) id="([^"]+)"[^>]*>(.*?)</h[1-6]>', re.DOTALL)

@@ -28,7 +28,7 @@ def trace_inputs(program: Program, settings: TraceSettings) -> tuple[str | Path,
     """Return the texts and files on which the outcome of `check_trace` depends."""
     return (
         *inputs(program, "cpu"),
-        repr(settings),
+        f"{settings.recording_command()} {settings.racing_ends}",
         program.root / RECORDER,
         trace_path(program),
     )
