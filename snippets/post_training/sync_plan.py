@@ -103,7 +103,7 @@ def llama_70b() -> tuple[Shapes, dict[str, str]]:
 
 
 def traffic(trainers: int, engines: int, degree: int) -> tuple[float, float, float]:
-    """GB of the model, GB that the busiest trainer rank sends, and GB that a sampler receives."""
+    """GB of the model, GB that a trainer rank sends at most, and GB that a sampler receives."""
     shapes, cuts = llama_70b()
     has = [
         {n: [fsdp_box(s, rank, trainers)] for n, s in shapes.items()}
@@ -151,7 +151,7 @@ def draw(trainers: int, samplers: int) -> tuple[str, list[int]]:
         needs = [{"w": tp_boxes(cut, shape, rank, samplers)} for rank in range(samplers)]
         parts.append(draw_text(left, 18, title, INK, "start"))
         for x, name in ((left + 32, "trainer"), (left + 176, "sampler")):
-            parts.append(draw_text(x + 16, 48, name, MUTED))
+            parts.append(draw_text(x + 24, 40, name, MUTED))
         for rank, boxes in enumerate(has):
             box = boxes["w"][0]
             y, height = top + unit * box.top, unit * (box.bottom - box.top)
@@ -195,28 +195,41 @@ def main() -> None:
     with open("sync_plan.svg", "w", encoding="utf-8") as file:
         file.write(picture)
     print("pieces for up, down and qkv with 3 trainer ranks and 2 sampler ranks:", *counts)
-    assert counts == [4, 6, 8]
+    assert counts == [4, 6, 6]
 
     print("\nLlama 3 70B in bf16, 50 GB/s for each GPU and direction")
-    print("trainers  engines  sent by a trainer  received  by broadcast  by rows")
+    print("trainers   engines  sent by a trainer  received  by broadcast  by rows  relayed")
     for trainers, engines, degree in (
         (8, 1, 8),
         (16, 1, 8),
         (16, 4, 8),
-        (64, 4, 8),
+        (16, 16, 8),
         (64, 16, 8),
     ):
         model, sent, received = traffic(trainers, engines, degree)
         broadcast = 1e9 * model / NETWORK
         rows = 1e9 * max(sent, received) / NETWORK
+        relayed = 1e9 * max(sent / engines, received) / NETWORK  # engines pass the rows on
         print(
-            f"{trainers:8}  {engines} x TP {degree:<1}  {sent:14.1f} GB  {received:5.1f} GB"
-            f"  {broadcast:10.2f} s  {rows:5.2f} s"
+            f"{trainers:8}  {engines:2} x TP {degree}  {sent:13.1f} GB  {received:5.1f} GB"
+            f"  {broadcast:10.2f} s  {rows:5.2f} s  {relayed:5.2f} s"
         )
         assert (
             abs(received * degree / model - 1) < 1e-3
         )  # only the norms are whole on each rank
         assert abs(sent * trainers / (engines * model) - 1) < 1e-2  # FSDP splits evenly
+    print("\nTrainer and sampler in turn on the same 8 GPUs, GB that each GPU receives")
+    shapes, cuts = llama_70b()
+    needs = [{n: tp_boxes(cuts[n], s, rank, 8) for n, s in shapes.items()} for rank in range(8)]
+    fsdp = [{n: [fsdp_box(s, rank, 8)] for n, s in shapes.items()} for rank in range(8)]
+    for name, has in (("FSDP to TP 8", fsdp), ("TP 8 to TP 8", needs)):
+        plan = make_plan(has, needs)
+        arrives = [0] * 8
+        for (sender, receiver), pieces in plan.items():
+            if sender != receiver:  # a GPU already has its own rows
+                arrives[receiver] += 2 * sum(piece.elements() for _, piece in pieces)
+        print(f"{name}: {min(arrives) / 1e9:.1f} to {max(arrives) / 1e9:.1f} GB")
+        assert (name == "TP 8 to TP 8") == (max(arrives) == 0)
     assert f"{model / 2:.2f}" == "70.55"  # billion parameters, as in the planner's table
 
 
