@@ -118,7 +118,7 @@ def fsdp_box(shape: tuple[int, int], rank: int, ranks: int) -> Box:
 
 
 def tp_boxes(cut: str, shape: tuple[int, int], rank: int, ranks: int) -> list[Box]:
-    """The boxes of a tensor-parallel rank. `cut` is rows, columns, whole or row counts."""
+    """The boxes of a tensor-parallel rank. `cut` is rows, columns, whole, or 8+8+8."""
     rows, columns = shape
     if cut == "whole":
         return [Box(0, rows, 0, columns)]
@@ -143,12 +143,13 @@ def make_plan(has: list[dict[str, list[Box]]], needs: list[dict[str, list[Box]]]
                 missing = need.elements()
                 for turn in range(len(has)):  # different receivers ask different senders first
                     sender = (receiver + turn) % len(has)
-                    pieces = [own.overlap(need) for own in has[sender][name]]
-                    pieces = [piece for piece in pieces if piece.elements()]
-                    if missing and pieces:
-                        plan.setdefault((sender, receiver), [])
-                        plan[sender, receiver] += [(name, piece) for piece in pieces]
-                        missing -= sum(piece.elements() for piece in pieces)
+                    for own in has[sender][name]:
+                        piece = own.overlap(need)
+                        if missing and piece.elements():
+                            plan.setdefault((sender, receiver), []).append((name, piece))
+                            missing -= piece.elements()
+                    if not missing:
+                        break
                 assert missing == 0, f"no trainer rank has all rows of {name}"
     return plan
 

@@ -2,7 +2,7 @@
 
 Ranks 0 and 1 train, and ranks 2 and 3 sample with tensor parallelism. There are three groups:
 the trainer ranks gather each bucket, rank 0 broadcasts it to the sampler ranks, and the sampler
-ranks do an all-reduce for each token. Each sampler rank reads the request for new weights itself.
+ranks do an all-reduce for each token. Each sampler rank itself reads the request for weights.
 
     same token       both sampler ranks read the request before token 2, and all ranks finish
     different token  rank 3 reads it one token later: a hang, which ends with a time-out
