@@ -1,4 +1,4 @@
-"""A picture of a weight sync that hangs, because two sampler ranks start it at different tokens.
+"""A picture of a weight sync that hangs: two sampler ranks start it at different tokens.
 
 A simulation lets each rank enter its collectives in order. A rank leaves an all-gather or an
 all-reduce when all ranks of the group have entered it. The root leaves a broadcast when all
