@@ -19,51 +19,27 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
-TOKENS = [".", "$", "(", "[", ")", "]"]  # padding, end of sequence, opening, closing brackets
 HEADS, KIB = 4, 1024
 
 
-class PolicyBlock(nn.Module):
-    """A transformer block on [b, s, h] with optional cached keys and values."""
+class BlockWeights(nn.Module):
+    """The parameters of a transformer block. It computes nothing in this program."""
 
-    def __init__(self, h: int, heads: int) -> None:
+    def __init__(self, h: int) -> None:
         super().__init__()
-        self.heads = heads
         self.norm1, self.norm2 = nn.RMSNorm(h), nn.RMSNorm(h)
         self.qkv, self.out = nn.Linear(h, 3 * h, bias=False), nn.Linear(h, h, bias=False)
         self.up, self.down = nn.Linear(h, 4 * h, bias=False), nn.Linear(4 * h, h, bias=False)
 
-    def forward(self, x: torch.Tensor, cache: list[torch.Tensor], mask: torch.Tensor):
-        b, s, h = x.shape
-        qkv = self.qkv(self.norm1(x)).view(b, s, 3, self.heads, h // self.heads)
-        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each [b, heads, s, h / heads]
-        if cache:
-            k, v = torch.cat([cache[0], k], 2), torch.cat([cache[1], v], 2)
-        cache[:] = [k, v]
-        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-        x = x + self.out(mixed.transpose(1, 2).reshape(b, s, h))
-        return x + self.down(F.gelu(self.up(self.norm2(x))))
 
+class PolicyWeights(nn.Module):
+    """The parameters of a policy."""
 
-class Policy(nn.Module):
-    """A causal transformer over TOKENS: token numbers [b, s] -> logits [b, s, vocabulary]."""
-
-    def __init__(self, h: int = 32, heads: int = 4, layers: int = 2, longest: int = 16) -> None:
+    def __init__(self, h: int = 64, layers: int = 3, vocabulary: int = 6) -> None:
         super().__init__()
-        self.token, self.position = nn.Embedding(len(TOKENS), h), nn.Embedding(longest, h)
-        self.blocks = nn.ModuleList(PolicyBlock(h, heads) for _ in range(layers))
-        self.norm, self.head = nn.RMSNorm(h), nn.Linear(h, len(TOKENS), bias=False)
-
-    def forward(self, tokens: torch.Tensor, caches: list[list] | None = None) -> torch.Tensor:
-        """With `caches` (one list per block), `tokens` continue the sequences in the cache."""
-        caches = [[] for _ in self.blocks] if caches is None else caches
-        past = caches[0][0].shape[2] if caches[0] else 0
-        s = tokens.shape[1]
-        mask = torch.ones(s, past + s, dtype=torch.bool, device=tokens.device).tril(past)
-        x = self.token(tokens) + self.position.weight[past : past + s]
-        for block, cache in zip(self.blocks, caches, strict=True):
-            x = block(x, cache, mask)
-        return self.head(self.norm(x))
+        self.token, self.position = nn.Embedding(vocabulary, h), nn.Embedding(16, h)
+        self.blocks = nn.ModuleList(BlockWeights(h) for _ in range(layers))
+        self.norm, self.head = nn.RMSNorm(h), nn.Linear(h, vocabulary, bias=False)
 
 
 def init_distributed() -> torch.device:
@@ -217,9 +193,9 @@ def sync(plan: Plan, has: list[dict], needs: list[dict], mine: dict[str, torch.T
 # --8<-- [end:sync]
 
 
-def build(seed: int) -> Policy:
+def build(seed: int) -> PolicyWeights:
     torch.manual_seed(seed)
-    return Policy(h=64, layers=3)
+    return PolicyWeights()
 
 
 def matrix(parameter: torch.Tensor) -> torch.Tensor:
