@@ -61,6 +61,15 @@ def init_distributed() -> torch.device:
     return device
 
 
+class Buffer:
+    """A flat tensor, which counts as memory until nothing refers to this object."""
+
+    def __init__(self, transfer: "Transfer", elements: int) -> None:
+        self.flat = torch.empty(elements, device=transfer.device)
+        transfer.add(self.flat.nbytes)
+        weakref.finalize(self, transfer.add, -self.flat.nbytes)
+
+
 class Transfer:
     """Sends, receives and broadcasts, and counts bytes, calls and the memory of its buffers."""
 
@@ -68,16 +77,9 @@ class Transfer:
         self.group, self.device = group, device
         self.sent = self.received = self.broadcasts = self.memory = self.peak = 0
 
-    def buffer(self, elements: int) -> torch.Tensor:
-        """A new buffer, which counts as memory until its last reference is gone."""
-        new = torch.empty(elements, device=self.device)
-        self.memory += new.nbytes
+    def add(self, size: int) -> None:
+        self.memory += size
         self.peak = max(self.peak, self.memory)
-        weakref.finalize(new, self.release, new.nbytes)
-        return new
-
-    def release(self, size: int) -> None:
-        self.memory -= size
 
     def send(self, tensor: torch.Tensor, peer: int) -> None:
         dist.send(tensor, peer)
@@ -109,7 +111,6 @@ def buckets_of(sizes: dict[str, int], limit: int) -> list[list[str]]:
     return buckets
 
 
-# --8<-- [start:sync]
 def gather_rows(transfer: Transfer, shard: torch.Tensor, whole: torch.Tensor | None) -> None:
     """Rank 0 receives the rows of all trainer ranks in `whole`, in the order of the ranks."""
     if whole is None:
@@ -128,26 +129,22 @@ def sync(transfer: Transfer, policy: PolicyWeights, limit: int, trains: bool) ->
     parameters = dict(policy.named_parameters())
     received = {}
     for bucket in buckets_of({n: p.numel() for n, p in parameters.items()}, limit):
-        flat = None
-        if dist.get_rank() == 0 or not trains:
-            flat = transfer.buffer(sum(parameters[name].numel() for name in bucket))
+        size = sum(parameters[name].numel() for name in bucket)
+        buffer = Buffer(transfer, size) if dist.get_rank() == 0 or not trains else None
         offset, views = 0, {}
         for name in bucket:
             shape, size = parameters[name].shape, parameters[name].numel()
-            if flat is not None:
-                views[name] = flat[offset : offset + size].view(shape)
+            if buffer:
+                views[name] = buffer.flat[offset : offset + size].view(shape)
             if trains:
                 gather_rows(transfer, parameters[name].to_local().detach(), views.get(name))
             offset += size
-        if flat is not None:
-            transfer.broadcast(flat)
+        if buffer:
+            transfer.broadcast(buffer.flat)
         if not trains:
             received |= {name: view.clone() for name, view in views.items()}  # "loads" them
-        del flat, views  # otherwise, the old and the next buffer exist at the same time
+        del buffer, views  # otherwise, the old and the next buffer exist at the same time
     return received
-
-
-# --8<-- [end:sync]
 
 
 def build(seed: int) -> PolicyWeights:

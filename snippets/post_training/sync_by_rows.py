@@ -158,7 +158,6 @@ def place(boxes: list[Box], piece: Box) -> tuple[slice, slice]:
     raise ValueError(f"{piece} is not in {boxes}")
 
 
-# --8<-- [start:sync]
 def sync(plan: Plan, has: list[dict], needs: list[dict], mine: dict[str, torch.Tensor]) -> list:
     """Send the pieces of `mine` on a trainer rank, or receive into `mine` on a sampler rank.
 
@@ -188,9 +187,6 @@ def sync(plan: Plan, has: list[dict], needs: list[dict], mine: dict[str, torch.T
             target = mine[name][place(needs[receiver][name], piece)]
             target.copy_(part.view(target.shape))
     return [sum(sizes), len(sizes)]
-
-
-# --8<-- [end:sync]
 
 
 def build(seed: int) -> PolicyWeights:

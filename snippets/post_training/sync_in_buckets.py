@@ -135,7 +135,6 @@ def buckets_of(sizes: dict[str, int], limit: int) -> list[list[str]]:
     return buckets
 
 
-# --8<-- [start:send]
 def send(policy: Policy, buckets: list[list[str]], group: dist.ProcessGroup, rank: int) -> int:
     """Gather each bucket on rank 0, and broadcast it. Returns the largest number of buffers."""
     parameters, pending, sent, most = dict(policy.named_parameters()), [], 0, 0
@@ -152,9 +151,6 @@ def send(policy: Policy, buckets: list[list[str]], group: dist.ProcessGroup, ran
         work.wait()
     assert sent == (len(buckets) if rank == 0 else 0)
     return most
-
-
-# --8<-- [end:send]
 
 
 class Engine:
@@ -189,7 +185,6 @@ class Engine:
         self.live, self.spare = self.spare, self.live
         self.version = 1
 
-    # --8<-- [start:answer]
     @torch.no_grad()
     def answer(self, prompts: torch.Tensor, rng: torch.Generator) -> list[torch.Tensor]:
         """Answers, log-probabilities and versions, each [n, NEW]."""
@@ -213,8 +208,6 @@ class Engine:
         if self.way == "drain":
             self.switch()
         return [torch.cat(parts, 1) for parts in (answers, log_probs, versions)]
-
-    # --8<-- [end:answer]
 
 
 def check(old: Policy, new: Policy, results: list[list[torch.Tensor]], way: str) -> str:

@@ -8,7 +8,7 @@ happen any more, the program follows who waits for whom. Draws sync_order_pictur
 
 from typing import NamedTuple
 
-BUCKETS, TOKENS = 2, 5
+TOKENS = 5
 GROUPS = {"gather": (0, 1), "send": (0, 2, 3), "token": (2, 3)}
 INK, MUTED, RED = "#1f2937", "#52525b", "#b91c1c"
 COLOURS = {"gather": "#15803d", "send": "#c2410c", "token": "#0b6e99"}  # of the three groups
@@ -19,10 +19,10 @@ class Call(NamedTuple):
     number: int  # of the bucket or the token
 
 
-def calls_of(rank: int, start: int) -> list[Call]:
+def calls_of(rank: int, start: int, buckets: int) -> list[Call]:
     """The collectives of a rank. A sampler rank receives the weights before token `start`."""
-    sends = [Call("send", bucket) for bucket in range(BUCKETS)]
-    gathers = [Call("gather", bucket) for bucket in range(BUCKETS)]
+    sends = [Call("send", bucket) for bucket in range(buckets)]
+    gathers = [Call("gather", bucket) for bucket in range(buckets)]
     if rank == 0:
         return [call for pair in zip(gathers, sends, strict=True) for call in pair]
     if rank == 1:
@@ -31,7 +31,6 @@ def calls_of(rank: int, start: int) -> list[Call]:
     return tokens[:start] + sends + tokens[start:]
 
 
-# --8<-- [start:simulate]
 def missing(call: Call, rank: int, entered: list[list[Call]]) -> list[int]:
     """The ranks that must enter a call before `rank` can leave it."""
     needed = GROUPS[call.group]
@@ -56,9 +55,6 @@ def simulate(programs: list[list[Call]]) -> tuple[list[int], list[list[int]]]:
             return left, waits
         for rank in moves:
             left[rank] += 1
-
-
-# --8<-- [end:simulate]
 
 
 def cycle(waits: list[list[int]], rank: int) -> list[int]:
@@ -102,13 +98,15 @@ def draw(cases: dict[str, tuple[list[list[Call]], list[int], list[list[int]]]]) 
 
 def main() -> None:
     cases, reports = {}, {}
-    for title, starts in (
-        ("Both sampler ranks start the transfer before token 2: all ranks finish", (2, 2)),
-        ("Rank 3 would start it one token later: no rank can continue", (2, 3)),
+    for title, starts, buckets in (
+        ("Both sampler ranks start the transfer before token 2: all ranks finish", (2, 2), 2),
+        ("Rank 3 would start it one token later: no rank can continue", (2, 3), 2),
+        ("The same, but the model fits into one bucket: all ranks finish", (2, 3), 1),
     ):
-        programs = [calls_of(rank, starts[rank - 2] if rank > 1 else 0) for rank in range(4)]
+        programs = [calls_of(rank, (0, 0, *starts)[rank], buckets) for rank in range(4)]
         left, waits = simulate(programs)
-        cases[title] = programs, left, waits
+        if buckets > 1:
+            cases[title] = programs, left, waits
         reports[title] = [
             programs[rank][left[rank]] if waits[rank] else None for rank in range(4)
         ]
@@ -122,10 +120,11 @@ def main() -> None:
         print("  cycle:", " -> ".join(map(str, cycle(waits, 0))) if waits[0] else "none")
     with open("sync_order_picture.svg", "w", encoding="utf-8") as file:
         file.write(draw(cases))
-    fine, hang = reports.values()
-    assert fine == [None] * 4
+    fine, hang, small = reports.values()
+    assert fine == small == [None] * 4
     # the same places as in the real run of sync_order_hang.py
     assert hang == [Call("send", 0), Call("gather", 1), Call("send", 1), Call("token", 2)]
+    waits = list(cases.values())[1][2]
     assert cycle(waits, 0) == [0, 3, 2, 0] and cycle(waits, 1) == [1, 0, 3, 2, 0]
 
 

@@ -12,7 +12,6 @@ COLOURS = ["#0b6e99", "#c2410c"]  # of the sampler ranks
 NETWORK = 50e9  # bytes per second and direction of the network card of one GPU, 400 Gb/s
 
 
-# --8<-- [start:plan]
 class Box(NamedTuple):
     """The rows top to bottom - 1 and the columns left to right - 1 of a matrix."""
 
@@ -77,9 +76,6 @@ def make_plan(has: list[dict[str, list[Box]]], needs: list[dict[str, list[Box]]]
                         break
                 assert missing == 0, f"no trainer rank has all rows of {name}"
     return plan
-
-
-# --8<-- [end:plan]
 
 
 def llama_70b() -> tuple[Shapes, dict[str, str]]:

@@ -196,7 +196,6 @@ class Sampler:
         logits = F.linear(F.rms_norm(x, (h,), w["norm.weight"]), w["head.weight"])
         return logits.log_softmax(-1)
 
-    # --8<-- [start:generate]
     def generate(self, prompts: torch.Tensor, uniform: torch.Tensor):
         """Answer all prompts, [n, length], with the random numbers `uniform`, [n, new].
 
@@ -224,8 +223,6 @@ class Sampler:
             log_probs[request, place] = scores[writes, drawn]
             running[writes[(drawn == END) | (place == NEW - 1)]] = -1  # these slots are free
         return answers, log_probs
-
-    # --8<-- [end:generate]
 
 
 @torch.no_grad()
