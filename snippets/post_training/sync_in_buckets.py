@@ -137,19 +137,22 @@ def buckets_of(sizes: dict[str, int], limit: int) -> list[list[str]]:
 
 def send(policy: Policy, buckets: list[list[str]], group: dist.ProcessGroup, rank: int) -> int:
     """Gather each bucket on rank 0, and broadcast it. Returns the largest number of buffers."""
-    parameters, pending, sent, most = dict(policy.named_parameters()), [], 0, 0
+    parameters, pending, most = dict(policy.named_parameters()), [], 0
     for bucket in buckets:
-        wholes = [parameters[name].detach().full_tensor() for name in bucket]
-        if rank == 0:  # the broadcast of the bucket before is still on its way
-            flat = torch.cat([whole.flatten() for whole in wholes])
-            most = max(most, len(pending) + 1)
+        size = sum(parameters[name].numel() for name in bucket)
+        flat, offset = torch.empty(size if rank == 0 else 0).to(policy.head.weight.device), 0
+        most = max(most, len(pending) + 1)
+        for name in bucket:
+            whole = parameters[name].detach().full_tensor().flatten()  # on all trainer ranks
+            if rank == 0:
+                flat[offset : offset + len(whole)] = whole
+                offset += len(whole)
+        if rank == 0:
             for work, _ in pending:
-                work.wait()
+                work.wait()  # for the broadcast of the previous bucket
             pending = [(dist.broadcast(flat, src=0, group=group, async_op=True), flat)]
-            sent += 1
     for work, _ in pending:
         work.wait()
-    assert sent == (len(buckets) if rank == 0 else 0)
     return most
 
 
