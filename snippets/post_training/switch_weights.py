@@ -8,6 +8,7 @@ were computed with new weights. Draws switch_weights.svg.
 from typing import NamedTuple
 
 TOKENS, BUCKETS = 8, 5
+BOLD = 'font-weight="600"'
 INK, MUTED, BLUE, ORANGE = "#1f2937", "#52525b", "#0b6e99", "#c2410c"
 WAYS = {
     "in place": "each bucket overwrites the weights at once",
@@ -44,9 +45,10 @@ def kind(token: Token) -> str:
     return "new" if parts == {1.0} else "neither"
 
 
-def draw_text(x: float, y: float, words: str, colour: str = INK, weight: str = "normal") -> str:
-    style = f'fill="{colour}" font-size="13" font-weight="{weight}"'
-    return f'<text x="{x:g}" y="{y:g}" {style}>{words}</text>'
+def draw_text(
+    x: float, y: float, words: str, colour: str = INK, size: int = 14, extra=""
+) -> str:
+    return f'<text x="{x}" y="{y}" fill="{colour}" font-size="{size}" {extra}>{words}</text>'
 
 
 def draw_box(x: float, y: float, new: float, width: float = 60, height: float = 18) -> str:
@@ -65,7 +67,7 @@ def draw(answers: dict[str, list[Token]]) -> str:
     ]
     for index, (way, tokens) in enumerate(answers.items()):
         top = 4 + 98 * index
-        parts.append(draw_text(2, top + 14, f"{way}: {WAYS[way]}", INK, "600"))
+        parts.append(draw_text(2, top + 14, f"{way}: {WAYS[way]}", INK, 14, BOLD))
         for y, name in ((38, "weights"), (60, "cache"), (80, "written by")):
             parts.append(draw_text(2, top + y, name, MUTED))
         for step, token in enumerate(tokens):
@@ -74,8 +76,8 @@ def draw(answers: dict[str, list[Token]]) -> str:
             new = sum(token.cache) / len(token.cache) if token.cache else 0.0
             parts.append(draw_box(x, top + 46, new))
             colour = {"old": BLUE, "new": ORANGE, "neither": INK}[kind(token)]
-            weight = "600" if kind(token) == "neither" else "normal"
-            parts.append(draw_text(x, top + 80, kind(token), colour, weight))
+            extra = BOLD if kind(token) == "neither" else ""
+            parts.append(draw_text(x, top + 80, kind(token), colour, 14, extra))
     parts.append(draw_box(100, 402, 0.0))
     parts.append(draw_text(168, 416, "old", INK))
     parts.append(draw_box(248, 402, 1.0))

@@ -65,8 +65,10 @@ def cycle(waits: list[list[int]], rank: int) -> list[int]:
     return path
 
 
-def draw_text(x: float, y: float, words: str, colour: str = INK, size: int = 13) -> str:
-    return f'<text x="{x:g}" y="{y:g}" fill="{colour}" font-size="{size}">{words}</text>'
+def draw_text(
+    x: float, y: float, words: str, colour: str = INK, size: int = 14, extra=""
+) -> str:
+    return f'<text x="{x}" y="{y}" fill="{colour}" font-size="{size}" {extra}>{words}</text>'
 
 
 def draw(cases: dict[str, tuple[list[list[Call]], list[int], list[list[int]]]]) -> str:

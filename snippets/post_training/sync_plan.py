@@ -7,6 +7,7 @@ the plan of three matrices to sync_plan.svg, and counts the bytes for Llama 3 70
 
 from typing import NamedTuple
 
+MIDDLE = 'text-anchor="middle"'
 INK, MUTED = "#1f2937", "#52525b"
 COLOURS = ["#0b6e99", "#c2410c"]  # of the sampler ranks
 NETWORK = 50e9  # bytes per second and direction of the network card of one GPU, 400 Gb/s
@@ -125,9 +126,10 @@ def traffic(trainers: int, engines: int, degree: int) -> tuple[float, float, flo
     return model / 1e9, max(sent) / 1e9, max(received) / 1e9
 
 
-def draw_text(x: float, y: float, words: str, colour: str = INK, anchor: str = "middle") -> str:
-    style = f'fill="{colour}" font-size="13" text-anchor="{anchor}"'
-    return f'<text x="{x:g}" y="{y:g}" {style}>{words}</text>'
+def draw_text(
+    x: float, y: float, words: str, colour: str = INK, size: int = 14, extra=""
+) -> str:
+    return f'<text x="{x}" y="{y}" fill="{colour}" font-size="{size}" {extra}>{words}</text>'
 
 
 def draw(trainers: int, samplers: int) -> tuple[str, list[int]]:
@@ -146,9 +148,9 @@ def draw(trainers: int, samplers: int) -> tuple[str, list[int]]:
         left, top, unit = 2 + 250 * index, 62, 8
         has = [{"w": [fsdp_box(shape, rank, trainers)]} for rank in range(trainers)]
         needs = [{"w": tp_boxes(cut, shape, rank, samplers)} for rank in range(samplers)]
-        parts.append(draw_text(left, 18, title, INK, "start"))
+        parts.append(draw_text(left, 18, title))
         for x, name in ((left + 32, "trainer"), (left + 176, "sampler")):
-            parts.append(draw_text(x + 24, 40, name, MUTED))
+            parts.append(draw_text(x + 24, 40, name, MUTED, 14, MIDDLE))
         for rank, boxes in enumerate(has):
             box = boxes["w"][0]
             y, height = top + unit * box.top, unit * (box.bottom - box.top)
@@ -156,7 +158,7 @@ def draw(trainers: int, samplers: int) -> tuple[str, list[int]]:
                 f'<rect x="{left + 32}" y="{y}" width="48" height="{height}" fill="{MUTED}" '
                 f'fill-opacity="0.12" stroke="{MUTED}"/>'
             )
-            parts.append(draw_text(left + 14, y + height / 2 + 5, f"T{rank}"))
+            parts.append(draw_text(left + 14, y + height / 2 + 5, f"T{rank}", INK, 14, MIDDLE))
         start = left + 168
         for rank, boxes in enumerate(needs):
             for box in boxes["w"]:
@@ -171,7 +173,7 @@ def draw(trainers: int, samplers: int) -> tuple[str, list[int]]:
                     if cut == "columns"
                     else (x + 62, y + height / 2 + 5)
                 )
-                parts.append(draw_text(*where, f"S{rank}", COLOURS[rank]))
+                parts.append(draw_text(*where, f"S{rank}", COLOURS[rank], 14, MIDDLE))
         plan = make_plan(has, needs)
         for (_, receiver), pieces in sorted(plan.items()):
             for _, piece in pieces:
@@ -183,7 +185,7 @@ def draw(trainers: int, samplers: int) -> tuple[str, list[int]]:
                     f'fill="{COLOURS[receiver]}"/>'
                 )
         counts.append(sum(len(pieces) for pieces in plan.values()))
-        parts.append(draw_text(left, 284, f"{counts[-1]} pieces", INK, "start"))
+        parts.append(draw_text(left, 284, f"{counts[-1]} pieces"))
     return "\n".join([*parts, "</svg>", ""]), counts
 
 
