@@ -64,7 +64,7 @@ def weights(bucket: int) -> torch.Tensor:
 
 
 # --8<-- [start:roles]
-def train(groups: Groups) -> list[torch.Tensor]:
+def trainer_rank(groups: Groups) -> list[torch.Tensor]:
     """Gather each bucket on both trainer ranks. Rank 0 also sends it."""
     buckets = []
     for bucket in range(BUCKETS):
@@ -74,7 +74,7 @@ def train(groups: Groups) -> list[torch.Tensor]:
     return buckets
 
 
-def sample(groups: Groups, request_at: int, follow: bool) -> list[torch.Tensor]:
+def sampler_rank(groups: Groups, request_at: int, follow: bool) -> list[torch.Tensor]:
     """Write TOKENS tokens, and receive new weights between two of them."""
     buckets: list[torch.Tensor] = []
     for token in range(TOKENS):
@@ -97,9 +97,9 @@ def run(case: str) -> str:
     dist.barrier()
     try:
         if groups.rank < 2:
-            received = train(groups)
+            received = trainer_rank(groups)
         else:
-            received = sample(groups, 3 if late else 2, case == "leader decides")
+            received = sampler_rank(groups, 3 if late else 2, case == "leader decides")
         torch.testing.assert_close(received, [weights(index) for index in range(BUCKETS)])
     except RuntimeError as error:
         report = f"waits in {groups.log[-1]}"

@@ -241,7 +241,7 @@ def sample_alone(policy: Policy, prompts: torch.Tensor, uniform: torch.Tensor):
     return tokens[:, LENGTH:], torch.cat(log_probs, 1)
 
 
-def train(policy: Policy, optimizer, prompts, answers, old, rank: int, ranks: int) -> float:
+def train_on_batch(policy, optimizer, prompts, answers, old, rank: int, ranks: int) -> float:
     """Two optimizer steps on this rank's part of the batch. Returns the mean reward."""
     rewards = rewards_of(prompts, answers)
     advantages = group_advantages(rewards, GROUP).to(old.dtype)
@@ -314,9 +314,8 @@ def main() -> None:
         dist.broadcast(log_probs, src=trainers)
         lengths += [LENGTH + row.sum().item() - 1 for row in answer_mask(answers)]
         if trains:
-            rewards.append(
-                train(policy, optimizer, prompts, answers, log_probs, rank, trainers)
-            )
+            batch = prompts, answers, log_probs
+            rewards.append(train_on_batch(policy, optimizer, *batch, rank, trainers))
 
     counts = torch.tensor([sampler.steps if sampler else 0], device=device)
     dist.broadcast(counts, src=world - 1)
@@ -325,7 +324,7 @@ def main() -> None:
         for step in range(STEPS):
             prompts, uniform = batch_of(step, device)
             answers, log_probs = sample_alone(alone, prompts, uniform)
-            expected.append(train(alone, optimizer, prompts, answers, log_probs, 0, 1))
+            expected.append(train_on_batch(alone, optimizer, prompts, answers, log_probs, 0, 1))
         n = PROMPTS * GROUP
         static = 0
         for start in range(0, len(lengths), n):
