@@ -3,7 +3,9 @@
 dist.send may wait until the other side receives. In a ring each rank sends to its right
 neighbour and receives from its left neighbour. If all ranks send first, no rank ever reaches
 its recv. In the output, look at the call in which each rank waits. The control shows that one
-rank with the opposite order is enough to complete the same ring.
+rank with the opposite order is enough to complete the same ring. With NCCL, the first send to a
+rank connects the two, which has no time limit. If a rank waits there, the program ends after 60
+seconds and prints the lines in which its ranks wait. A small tensor may also need no receiver.
 
     (no flag)       all ranks send first, and the time limit ends the program
     --control       rank 0 receives first, and the other ranks send first: the ring completes
@@ -12,6 +14,7 @@ rank with the opposite order is enough to complete the same ring.
 """
 
 import argparse
+import faulthandler
 import os
 import re
 import sys
@@ -61,6 +64,50 @@ def both_at_once(x: torch.Tensor, right: int, left: int, group: dist.ProcessGrou
     return incoming
 
 
+def init_distributed() -> torch.device:
+    """Join the process group: one accelerator per local rank where there are enough.
+
+    With NCCL_MULTI_RANK_GPU_ENABLE=1 (NCCL 2.30 or newer), several ranks share a GPU.
+    """
+    if "LOCAL_RANK" not in os.environ:
+        sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
+    local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    count = torch.accelerator.device_count()
+    shared = count > 0 and os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
+    if (count < local_world and not shared) or torch.backends.mps.is_available():
+        if count and torch.version.cuda and local_rank == 0:
+            advice = "NCCL_MULTI_RANK_GPU_ENABLE=1 lets ranks share a GPU (NCCL 2.30 or newer)"
+            print(f"{local_world} ranks use the CPU and gloo. {advice}", file=sys.stderr)
+        dist.init_process_group("gloo")  # on the CPU; mps has no collectives
+        return torch.device("cpu")
+    device = torch.device(torch.accelerator.current_accelerator().type, local_rank % count)
+    torch.accelerator.set_device_index(device.index)
+    dist.init_process_group(device_id=device)
+    return device
+
+
+def init_with_limits() -> torch.device:
+    """Join the process group so that no wait is endless, also with NCCL. Return the device.
+
+    With NCCL, a time-out raises an exception, as with gloo. TORCH_NCCL_BLOCKING_WAIT=0 restores
+    the default of NCCL: a watchdog thread aborts the process. New tensors are on the device.
+    """
+    os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
+    os.environ.setdefault("NCCL_RUNTIME_CONNECT", "0")  # a new group connects its ranks at once
+    device = init_distributed()
+    if device.type == "cuda":
+        torch.set_default_device(device)
+        # No timeout covers a call that blocks before its kernel starts: print where it is.
+        faulthandler.dump_traceback_later(60, exit=True)
+    return device
+
+
+def reason(error: RuntimeError) -> str:
+    """The first line of the message, without the prefix of gloo or NCCL in brackets."""
+    message = re.sub(r"^\[[^]]*\] ", "", str(error).splitlines()[0])
+    return re.sub(r"ran for (\d+)", r"ran for ≈\1", message)  # NCCL measures this time
+
+
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--control", action="store_true")
@@ -70,10 +117,9 @@ def main() -> int:
     if n < 2 or n % 2:
         sys.exit("start this program with: torchrun --nproc-per-node=4 send_deadlock.py")
 
-    # gloo, also on a machine with GPUs: its time limit raises an exception, and the time limit
-    # of NCCL ends the process. The default group synchronizes the exit. The calls that may fail
-    # use a second group. The limit of rank 0 is the shortest, so its error is a time-out.
-    dist.init_process_group("gloo")
+    # The default group synchronizes the exit. The calls that may fail use a second group. The
+    # limit of rank 0 is the shortest, so its error is a time-out.
+    init_with_limits()
     rank = dist.get_rank()
     dist.barrier()
     in_vain = not (args.control or args.fix)
@@ -91,8 +137,7 @@ def main() -> int:
     except RuntimeError as error:
         failed, report = True, f"waits in {waits_in}"
         if rank == 0:
-            message = re.sub(r"^\[[^]]*\] ", "", str(error).splitlines()[0])
-            print(f"rank 0: {type(error).__name__}: {message}", flush=True)
+            print(f"rank 0: {type(error).__name__}: {reason(error)}", flush=True)
     reports = [""] * n
     dist.all_gather_object(reports, report)
     if rank == 0:

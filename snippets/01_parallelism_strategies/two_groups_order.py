@@ -12,14 +12,17 @@ for rank 0 in the first group, and rank 0 waits for rank 1 in the second group.
 """
 
 import argparse
+import faulthandler
 import os
+import re
 import sys
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
-TRAINERS, LAYERS, SIZE = (0, 1), 2, 1024  # SIZE is the number of elements of a layer
+TRAINERS, LAYERS = (0, 1), 2
+SIZE = 2**22  # elements of a layer, more than NCCL stores in its buffers
 
 
 def layer(index: int) -> torch.Tensor:
@@ -63,6 +66,50 @@ class Weights:
         return [self.send(i, whole) for i, whole in enumerate(gathered)]
 
 
+def init_distributed() -> torch.device:
+    """Join the process group: one accelerator per local rank where there are enough.
+
+    With NCCL_MULTI_RANK_GPU_ENABLE=1 (NCCL 2.30 or newer), several ranks share a GPU.
+    """
+    if "LOCAL_RANK" not in os.environ:
+        sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
+    local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    count = torch.accelerator.device_count()
+    shared = count > 0 and os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
+    if (count < local_world and not shared) or torch.backends.mps.is_available():
+        if count and torch.version.cuda and local_rank == 0:
+            advice = "NCCL_MULTI_RANK_GPU_ENABLE=1 lets ranks share a GPU (NCCL 2.30 or newer)"
+            print(f"{local_world} ranks use the CPU and gloo. {advice}", file=sys.stderr)
+        dist.init_process_group("gloo")  # on the CPU; mps has no collectives
+        return torch.device("cpu")
+    device = torch.device(torch.accelerator.current_accelerator().type, local_rank % count)
+    torch.accelerator.set_device_index(device.index)
+    dist.init_process_group(device_id=device)
+    return device
+
+
+def init_with_limits() -> torch.device:
+    """Join the process group so that no wait is endless, also with NCCL. Return the device.
+
+    With NCCL, a time-out raises an exception, as with gloo. TORCH_NCCL_BLOCKING_WAIT=0 restores
+    the default of NCCL: a watchdog thread aborts the process. New tensors are on the device.
+    """
+    os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
+    os.environ.setdefault("NCCL_RUNTIME_CONNECT", "0")  # a new group connects its ranks at once
+    device = init_distributed()
+    if device.type == "cuda":
+        torch.set_default_device(device)
+        # No timeout covers a call that blocks before its kernel starts: print where it is.
+        faulthandler.dump_traceback_later(60, exit=True)
+    return device
+
+
+def reason(error: RuntimeError) -> str:
+    """The first line of the message, without the prefix of gloo or NCCL in brackets."""
+    message = re.sub(r"^\[[^]]*\] ", "", str(error).splitlines()[0])
+    return re.sub(r"ran for (\d+)", r"ran for ≈\1", message)  # NCCL measures this time
+
+
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--apart", action="store_true")
@@ -70,7 +117,7 @@ def main() -> int:
     args = parser.parse_args()
     if os.environ.get("WORLD_SIZE") != "3":
         sys.exit("start this program with: torchrun --nproc-per-node=3 two_groups_order.py")
-    dist.init_process_group("gloo")  # the default group only collects the reports
+    init_with_limits()  # the default group only collects the reports
     rank = dist.get_rank()
     receivers = [0, 2] if args.apart else [0, 1, 2]
     weights = Weights(receivers, in_vain=not (args.apart or args.fix))
@@ -85,7 +132,7 @@ def main() -> int:
     except RuntimeError as error:
         failed, report = True, f"waits in {weights.waits_in}"
         if rank == 0:
-            report += f"\n  {type(error).__name__}: {str(error).split('] ')[-1]}"
+            report += f"\n  {type(error).__name__}: {reason(error)}"
     reports = [""] * dist.get_world_size()
     dist.all_gather_object(reports, report)
     if rank == 0:

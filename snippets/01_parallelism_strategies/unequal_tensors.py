@@ -4,7 +4,8 @@ A collective assumes that all ranks pass tensors of equal size and dtype. gloo c
 the length of a message. A message that is longer than expected aborts the process with
 SIGABRT, in a thread where no `try` can catch it. A message of the right length is accepted,
 and its bits are read as the dtype of the receiver. TORCH_DISTRIBUTED_DEBUG=DETAIL compares
-size and dtype before anything is sent.
+size and dtype before anything is sent. NCCL compares nothing: it may end with a time-out, or
+with a wrong number in every element.
 
     --case size    rank 1 has five numbers, and rank 0 has four (the last batch, for example)
     --case dtype   rank 1 has int32, and rank 0 has float32
@@ -13,7 +14,9 @@ size and dtype before anything is sent.
 """
 
 import argparse
+import faulthandler
 import os
+import re
 import sys
 from datetime import timedelta
 
@@ -36,7 +39,52 @@ def gather_uneven(x: torch.Tensor, group: dist.ProcessGroup) -> list[torch.Tenso
 
 def difference(error: RuntimeError) -> str:
     """The difference that DETAIL reports, without the fingerprints of the two collectives."""
-    return "Collectives differ" + str(error).splitlines()[0].partition("Collectives differ")[2]
+    _, found, rest = str(error).splitlines()[0].partition("Collectives differ")
+    return found + rest or reason(error)  # without DETAIL, NCCL may report a time-out
+
+
+def init_distributed() -> torch.device:
+    """Join the process group: one accelerator per local rank where there are enough.
+
+    With NCCL_MULTI_RANK_GPU_ENABLE=1 (NCCL 2.30 or newer), several ranks share a GPU.
+    """
+    if "LOCAL_RANK" not in os.environ:
+        sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
+    local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    count = torch.accelerator.device_count()
+    shared = count > 0 and os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
+    if (count < local_world and not shared) or torch.backends.mps.is_available():
+        if count and torch.version.cuda and local_rank == 0:
+            advice = "NCCL_MULTI_RANK_GPU_ENABLE=1 lets ranks share a GPU (NCCL 2.30 or newer)"
+            print(f"{local_world} ranks use the CPU and gloo. {advice}", file=sys.stderr)
+        dist.init_process_group("gloo")  # on the CPU; mps has no collectives
+        return torch.device("cpu")
+    device = torch.device(torch.accelerator.current_accelerator().type, local_rank % count)
+    torch.accelerator.set_device_index(device.index)
+    dist.init_process_group(device_id=device)
+    return device
+
+
+def init_with_limits() -> torch.device:
+    """Join the process group so that no wait is endless, also with NCCL. Return the device.
+
+    With NCCL, a time-out raises an exception, as with gloo. TORCH_NCCL_BLOCKING_WAIT=0 restores
+    the default of NCCL: a watchdog thread aborts the process. New tensors are on the device.
+    """
+    os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
+    os.environ.setdefault("NCCL_RUNTIME_CONNECT", "0")  # a new group connects its ranks at once
+    device = init_distributed()
+    if device.type == "cuda":
+        torch.set_default_device(device)
+        # No timeout covers a call that blocks before its kernel starts: print where it is.
+        faulthandler.dump_traceback_later(60, exit=True)
+    return device
+
+
+def reason(error: RuntimeError) -> str:
+    """The first line of the message, without the prefix of gloo or NCCL in brackets."""
+    message = re.sub(r"^\[[^]]*\] ", "", str(error).splitlines()[0])
+    return re.sub(r"ran for (\d+)", r"ran for ≈\1", message)  # NCCL measures this time
 
 
 def main() -> int:
@@ -48,7 +96,7 @@ def main() -> int:
         sys.exit("start this program with: torchrun --nproc-per-node=2 unequal_tensors.py")
 
     # The default group synchronizes the exit. The calls that may fail use a second group.
-    dist.init_process_group("gloo")
+    init_with_limits()
     rank = dist.get_rank()
     dist.barrier()
     group = dist.new_group(timeout=timedelta(seconds=3))

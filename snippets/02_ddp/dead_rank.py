@@ -3,7 +3,9 @@
 Rank 1 ends by SIGKILL, as the out-of-memory killer of the kernel would end it: it prints no
 traceback. The operating system closes its sockets, so a rank that waits for it fails at once.
 torchrun looks at its processes ten times a second. It stops the ranks that are left, and
-reports the rank that failed first as the root cause, with exit code -9.
+reports the rank that failed first as the root cause, with exit code -9. With NCCL, the other
+ranks may not notice that a rank is dead. They then wait until the timeout or until torchrun
+stops them.
 
     (no flag)   rank 1 is killed at step 3 of the first attempt. With --max-restarts=1 torchrun
                 starts all ranks again, and none dies. (A real program then loads a checkpoint.)
@@ -17,6 +19,7 @@ TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 gives every attempt a store of its own.
 """
 
 import argparse
+import faulthandler
 import os
 import re
 import signal
@@ -38,9 +41,48 @@ def fall_over(stuck: bool) -> None:
 
 
 def first_sentence(error: RuntimeError) -> str:
-    """The message of gloo without the line of its source, the address and the advice."""
-    message = re.sub(r"^\[[^]]*\] ", "", str(error))
-    return re.sub(r" \[[^]]*\](:\d+)?(\..*)?$", "", message, flags=re.DOTALL)
+    """The message without the prefix in brackets, the address and the advice of gloo."""
+    message = re.sub(r"^\[[^]]*\] ", "", str(error).splitlines()[0])
+    message = re.sub(r"ran for (\d+)", r"ran for ≈\1", message)  # NCCL measures this time
+    return re.sub(r" \[[^]]*\](:\d+)?(\..*)?$", "", message)
+
+
+def init_distributed() -> torch.device:
+    """Join the process group: one accelerator per local rank where there are enough.
+
+    With NCCL_MULTI_RANK_GPU_ENABLE=1 (NCCL 2.30 or newer), several ranks share a GPU.
+    """
+    if "LOCAL_RANK" not in os.environ:
+        sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
+    local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    count = torch.accelerator.device_count()
+    shared = count > 0 and os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
+    if (count < local_world and not shared) or torch.backends.mps.is_available():
+        if count and torch.version.cuda and local_rank == 0:
+            advice = "NCCL_MULTI_RANK_GPU_ENABLE=1 lets ranks share a GPU (NCCL 2.30 or newer)"
+            print(f"{local_world} ranks use the CPU and gloo. {advice}", file=sys.stderr)
+        dist.init_process_group("gloo")  # on the CPU; mps has no collectives
+        return torch.device("cpu")
+    device = torch.device(torch.accelerator.current_accelerator().type, local_rank % count)
+    torch.accelerator.set_device_index(device.index)
+    dist.init_process_group(device_id=device)
+    return device
+
+
+def init_with_limits() -> torch.device:
+    """Join the process group so that no wait is endless, also with NCCL. Return the device.
+
+    With NCCL, a time-out raises an exception, as with gloo. TORCH_NCCL_BLOCKING_WAIT=0 restores
+    the default of NCCL: a watchdog thread aborts the process. New tensors are on the device.
+    """
+    os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
+    os.environ.setdefault("NCCL_RUNTIME_CONNECT", "0")  # a new group connects its ranks at once
+    device = init_distributed()
+    if device.type == "cuda":
+        torch.set_default_device(device)
+        # No timeout covers a call that blocks before its kernel starts: print where it is.
+        faulthandler.dump_traceback_later(60, exit=True)
+    return device
 
 
 def main() -> int:
@@ -56,8 +98,7 @@ def main() -> int:
     if os.environ["RANK"] == "0":
         signal.signal(signal.SIGTERM, lambda number, _: signals.append(number))
 
-    # The messages are from gloo, so the program uses gloo even if there are GPUs.
-    dist.init_process_group("gloo")
+    init_with_limits()
     rank, attempt = dist.get_rank(), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     dist.barrier()
     group = dist.new_group(timeout=timedelta(seconds=3))
@@ -68,7 +109,9 @@ def main() -> int:
         if step == 3 and rank == 1 and attempt == 0:
             fall_over(args.stuck)
         try:
-            dist.all_reduce(torch.ones(4), group=group)
+            total = torch.ones(4)
+            dist.all_reduce(total, group=group)
+            assert total.eq(dist.get_world_size()).all()  # with NCCL, this line also waits
         except RuntimeError as error:
             if rank == 0:
                 waited = time.perf_counter() - finished

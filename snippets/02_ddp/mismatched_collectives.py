@@ -4,7 +4,8 @@ A collective ends when every rank has called it. If one rank does not call it, t
 wait until the timeout of the group (30 minutes for gloo, and 10 if NCCL is named), and their
 error message names no rank. With TORCH_DISTRIBUTED_DEBUG=DETAIL, PyTorch checks before each
 collective that all ranks call the same one. monitored_barrier (gloo) names the missing rank.
-Use one of these two tools at a time.
+Use one of these two tools at a time. On GPUs, the barrier runs in a second group with gloo.
+NCCL does not compare calls. There, --case order may also end with wrong numbers.
 
     --case skip     rank 1 finds NaN in its batch and skips both collectives
     --case order    rank 1 calls the broadcast before the all-reduce, the others after it
@@ -14,7 +15,9 @@ Use one of these two tools at a time.
 """
 
 import argparse
+import faulthandler
 import os
+import re
 import sys
 from datetime import timedelta
 
@@ -39,12 +42,16 @@ def step(
 
 
 def monitored_step(
-    value: torch.Tensor, rate: torch.Tensor, group: dist.ProcessGroup, case: str
+    value: torch.Tensor,
+    rate: torch.Tensor,
+    group: dist.ProcessGroup,
+    case: str,
+    on_gloo: dist.ProcessGroup,
 ) -> torch.Tensor:
     """The same step, and before it a barrier that names the rank that does not come."""
     if dist.get_rank() == 1 and case == "skip":
         return value
-    dist.monitored_barrier(group, timeout=timedelta(seconds=3))
+    dist.monitored_barrier(on_gloo, timeout=timedelta(seconds=3))
     return step(value, rate, group, case)
 
 
@@ -59,6 +66,50 @@ def fixed_step(
     return total[:4] / total[4:]
 
 
+def init_distributed() -> torch.device:
+    """Join the process group: one accelerator per local rank where there are enough.
+
+    With NCCL_MULTI_RANK_GPU_ENABLE=1 (NCCL 2.30 or newer), several ranks share a GPU.
+    """
+    if "LOCAL_RANK" not in os.environ:
+        sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
+    local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    count = torch.accelerator.device_count()
+    shared = count > 0 and os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
+    if (count < local_world and not shared) or torch.backends.mps.is_available():
+        if count and torch.version.cuda and local_rank == 0:
+            advice = "NCCL_MULTI_RANK_GPU_ENABLE=1 lets ranks share a GPU (NCCL 2.30 or newer)"
+            print(f"{local_world} ranks use the CPU and gloo. {advice}", file=sys.stderr)
+        dist.init_process_group("gloo")  # on the CPU; mps has no collectives
+        return torch.device("cpu")
+    device = torch.device(torch.accelerator.current_accelerator().type, local_rank % count)
+    torch.accelerator.set_device_index(device.index)
+    dist.init_process_group(device_id=device)
+    return device
+
+
+def init_with_limits() -> torch.device:
+    """Join the process group so that no wait is endless, also with NCCL. Return the device.
+
+    With NCCL, a time-out raises an exception, as with gloo. TORCH_NCCL_BLOCKING_WAIT=0 restores
+    the default of NCCL: a watchdog thread aborts the process. New tensors are on the device.
+    """
+    os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
+    os.environ.setdefault("NCCL_RUNTIME_CONNECT", "0")  # a new group connects its ranks at once
+    device = init_distributed()
+    if device.type == "cuda":
+        torch.set_default_device(device)
+        # No timeout covers a call that blocks before its kernel starts: print where it is.
+        faulthandler.dump_traceback_later(60, exit=True)
+    return device
+
+
+def reason(error: RuntimeError) -> str:
+    """The first line of the message, without the prefix of gloo or NCCL in brackets."""
+    message = re.sub(r"^\[[^]]*\] ", "", str(error).splitlines()[0])
+    return re.sub(r"ran for (\d+)", r"ran for ≈\1", message)  # NCCL measures this time
+
+
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--case", choices=["skip", "order", "same"], default="skip")
@@ -68,13 +119,13 @@ def main() -> int:
     if int(os.environ.get("WORLD_SIZE", "1")) < 2:
         sys.exit("mismatched_collectives.py needs 2 ranks or more, started by torchrun")
 
-    # The messages are from gloo, so the program uses gloo even if there are GPUs. The default
-    # group is for an orderly end. The collectives that fail run in a second group with a short
-    # timeout. It is shortest on rank 0, so that rank 0 is always the first that gives up.
-    dist.init_process_group("gloo")
+    # The default group is for an orderly end. The collectives that fail run in a second group
+    # with a short timeout. It is shortest on rank 0, so that rank 0 always gives up first.
+    device = init_with_limits()
     rank = dist.get_rank()
     dist.barrier()
     group = dist.new_group(timeout=timedelta(seconds=3 if rank == 0 else 6))
+    on_gloo = group if device.type == "cpu" else dist.new_group(backend="gloo")
 
     good = 2.0 + 3.0 * rank**2  # what a good batch of this rank gives: 2, 5, 14, …
     bad = rank == 1 and (args.fix or args.case == "skip")
@@ -85,16 +136,14 @@ def main() -> int:
     try:
         if args.fix:
             value = fixed_step(value, rate, group)
+        elif args.monitored:
+            value = monitored_step(value, rate, group, args.case, on_gloo)
         else:
-            chosen = monitored_step if args.monitored else step
-            value = chosen(value, rate, group, args.case)
+            value = step(value, rate, group, args.case)
     except RuntimeError as error:
         failed = True
-        # gloo's message begins with a file and a line of its source, which differ by release
-        message = str(error).splitlines()[0].removeprefix("[").split("] Timed out")
-        message = "Timed out" + message[1] if len(message) > 1 else str(error).splitlines()[0]
         if rank == 0:
-            print(f"rank 0: {type(error).__name__}: {message}", flush=True)
+            print(f"rank 0: {type(error).__name__}: {reason(error)}", flush=True)
     else:
         if rank == 0:
             print(f"rank 0: mean of the good batches {value[0].item():g}", flush=True)
@@ -103,8 +152,8 @@ def main() -> int:
     both_tools = args.monitored and os.environ.get("TORCH_DISTRIBUTED_DEBUG") == "DETAIL"
     if both_tools:
         pass  # on torch 2.13 the barrier changes the numbers that DETAIL compares: false alarm
-    elif rank == 0:
-        assert failed != completes
+    elif rank == 0 and (device.type == "cpu" or args.case != "order"):
+        assert failed != completes  # NCCL may pair the all-reduce with the broadcast
     if completes and not both_tools:
         counted = [
             2.0 + 3.0 * r**2 for r in range(dist.get_world_size()) if r != 1 or not args.fix

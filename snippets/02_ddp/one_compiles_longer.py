@@ -5,7 +5,9 @@ compilation on the last rank. The timeout is 1 second here, where the default of
 minutes. Look at which rank prints the message, and at what the warm-up changes.
 """
 
+import faulthandler
 import os
+import re
 import sys
 import time
 from datetime import timedelta
@@ -42,11 +44,55 @@ def warm_up(patient: dist.ProcessGroup) -> None:
 # --8<-- [end:warm_up]
 
 
+def init_distributed() -> torch.device:
+    """Join the process group: one accelerator per local rank where there are enough.
+
+    With NCCL_MULTI_RANK_GPU_ENABLE=1 (NCCL 2.30 or newer), several ranks share a GPU.
+    """
+    if "LOCAL_RANK" not in os.environ:
+        sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
+    local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    count = torch.accelerator.device_count()
+    shared = count > 0 and os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
+    if (count < local_world and not shared) or torch.backends.mps.is_available():
+        if count and torch.version.cuda and local_rank == 0:
+            advice = "NCCL_MULTI_RANK_GPU_ENABLE=1 lets ranks share a GPU (NCCL 2.30 or newer)"
+            print(f"{local_world} ranks use the CPU and gloo. {advice}", file=sys.stderr)
+        dist.init_process_group("gloo")  # on the CPU; mps has no collectives
+        return torch.device("cpu")
+    device = torch.device(torch.accelerator.current_accelerator().type, local_rank % count)
+    torch.accelerator.set_device_index(device.index)
+    dist.init_process_group(device_id=device)
+    return device
+
+
+def init_with_limits() -> torch.device:
+    """Join the process group so that no wait is endless, also with NCCL. Return the device.
+
+    With NCCL, a time-out raises an exception, as with gloo. TORCH_NCCL_BLOCKING_WAIT=0 restores
+    the default of NCCL: a watchdog thread aborts the process. New tensors are on the device.
+    """
+    os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
+    os.environ.setdefault("NCCL_RUNTIME_CONNECT", "0")  # a new group connects its ranks at once
+    device = init_distributed()
+    if device.type == "cuda":
+        torch.set_default_device(device)
+        # No timeout covers a call that blocks before its kernel starts: print where it is.
+        faulthandler.dump_traceback_later(60, exit=True)
+    return device
+
+
+def reason(error: RuntimeError) -> str:
+    """The first line of the message, without the prefix of gloo or NCCL in brackets."""
+    message = re.sub(r"^\[[^]]*\] ", "", str(error).splitlines()[0])
+    return re.sub(r"ran for (\d+)", r"ran for ≈\1", message)  # NCCL measures this time
+
+
 def main() -> None:
     global compiled
     if int(os.environ.get("WORLD_SIZE", "1")) < 2:
         sys.exit("one_compiles_longer.py needs 2 ranks or more, started by torchrun")
-    dist.init_process_group("gloo")  # the message is from gloo, even if there are GPUs
+    init_with_limits()
     report = print if dist.get_rank() == 0 else lambda *_: None
     patient = dist.new_group(timeout=timedelta(seconds=60))
     for warm in (False, True):
@@ -62,9 +108,7 @@ def main() -> None:
             total = step(hasty)
         except RuntimeError as error:
             failed = True
-            # gloo's message begins with a file and a line of its source, in brackets
-            reason = str(error).splitlines()[0].rpartition("] ")[2]
-            report(f"without a warm-up, rank 0: {type(error).__name__}: {reason}")
+            report(f"without a warm-up, rank 0: {type(error).__name__}: {reason(error)}")
         else:
             if warm:
                 report(f"after a warm-up: every rank has the sum {total:.0f}")

@@ -2,12 +2,14 @@
 
 In the middle of 1F1B, a stage has an activation for the next stage, and the next stage has a
 gradient for it at the same moment. A blocking send waits until the other side receives, so both
-wait forever.
+wait forever. With NCCL, a rank can also wait for the connection to the other rank, which has no
+timeout. The program then ends after 60 seconds and prints the line in which each rank waits.
 
     (no flag)   send, then receive: the timeout ends it
     --fix      both in one batch_isend_irecv
 """
 
+import faulthandler
 import os
 import re
 import sys
@@ -37,12 +39,55 @@ def exchange_at_once(outgoing: torch.Tensor, peer: int, group) -> torch.Tensor:
     return incoming
 
 
+def init_distributed() -> torch.device:
+    """Join the process group: one accelerator per local rank where there are enough.
+
+    With NCCL_MULTI_RANK_GPU_ENABLE=1 (NCCL 2.30 or newer), several ranks share a GPU.
+    """
+    if "LOCAL_RANK" not in os.environ:
+        sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
+    local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    count = torch.accelerator.device_count()
+    shared = count > 0 and os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
+    if (count < local_world and not shared) or torch.backends.mps.is_available():
+        if count and torch.version.cuda and local_rank == 0:
+            advice = "NCCL_MULTI_RANK_GPU_ENABLE=1 lets ranks share a GPU (NCCL 2.30 or newer)"
+            print(f"{local_world} ranks use the CPU and gloo. {advice}", file=sys.stderr)
+        dist.init_process_group("gloo")  # on the CPU; mps has no collectives
+        return torch.device("cpu")
+    device = torch.device(torch.accelerator.current_accelerator().type, local_rank % count)
+    torch.accelerator.set_device_index(device.index)
+    dist.init_process_group(device_id=device)
+    return device
+
+
+def init_with_limits() -> torch.device:
+    """Join the process group so that no wait is endless, also with NCCL. Return the device.
+
+    With NCCL, a time-out raises an exception, as with gloo. TORCH_NCCL_BLOCKING_WAIT=0 restores
+    the default of NCCL: a watchdog thread aborts the process. New tensors are on the device.
+    """
+    os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
+    os.environ.setdefault("NCCL_RUNTIME_CONNECT", "0")  # a new group connects its ranks at once
+    device = init_distributed()
+    if device.type == "cuda":
+        torch.set_default_device(device)
+        # No timeout covers a call that blocks before its kernel starts: print where it is.
+        faulthandler.dump_traceback_later(60, exit=True)
+    return device
+
+
+def reason(error: RuntimeError) -> str:
+    """The first line of the message, without the prefix of gloo or NCCL in brackets."""
+    message = re.sub(r"^\[[^]]*\] ", "", str(error).splitlines()[0])
+    return re.sub(r"ran for (\d+)", r"ran for ≈\1", message)  # NCCL measures this time
+
+
 def main() -> int:
     if os.environ.get("WORLD_SIZE") != "2":
         sys.exit("start with 2 ranks: torchrun --nproc-per-node=2 pipeline_deadlock.py")
-    # gloo, also with GPUs: its timeout raises an exception, and NCCL's ends the process.
     # A second group runs the operations that may fail; the default group ends in order.
-    dist.init_process_group("gloo")
+    init_with_limits()
     rank = dist.get_rank()
     group = dist.new_group(timeout=timedelta(seconds=3 if rank == 0 else 6))
     exchange = exchange_at_once if "--fix" in sys.argv else send_then_receive
@@ -60,10 +105,8 @@ def main() -> int:
     except RuntimeError as error:
         failed = True
         if rank == 0:
-            message = re.sub(r"^\[[^]]*\] ", "", str(error).splitlines()[0])
-            print(
-                f"rank 0, after {done} exchanges: {type(error).__name__}: {message}", flush=True
-            )
+            name = type(error).__name__
+            print(f"rank 0, after {done} exchanges: {name}: {reason(error)}", flush=True)
     else:
         if rank == 0:
             print(f"{exchange.__name__}: {done} of {M - 1} exchanges done", flush=True)

@@ -4,7 +4,8 @@ The sender and the receiver both give the size of each part, and no check compar
 expert parallelism the sizes come from the router, so one old count is enough for a mistake. If
 the two numbers of one rank differ, that rank raises an error. If a message is longer than
 expected, the process is aborted. If it is shorter, no error is raised, and the end of the
-buffer keeps its old contents, -1 in this program.
+buffer keeps its old contents, -1 in this program. These are the checks of gloo. NCCL does not
+compare the counts, and may end with a time-out or with wrong data.
 
     --case own      what a rank sends to itself is not what it expects from itself
     --case long     it expects fewer rows from the other rank than come
@@ -13,7 +14,9 @@ buffer keeps its old contents, -1 in this program.
 """
 
 import argparse
+import faulthandler
 import os
+import re
 import sys
 from datetime import timedelta
 from unittest import mock
@@ -32,6 +35,50 @@ def exchange_counts(send: list[int]) -> list[int]:
     return incoming.tolist()
 
 
+def init_distributed() -> torch.device:
+    """Join the process group: one accelerator per local rank where there are enough.
+
+    With NCCL_MULTI_RANK_GPU_ENABLE=1 (NCCL 2.30 or newer), several ranks share a GPU.
+    """
+    if "LOCAL_RANK" not in os.environ:
+        sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
+    local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    count = torch.accelerator.device_count()
+    shared = count > 0 and os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
+    if (count < local_world and not shared) or torch.backends.mps.is_available():
+        if count and torch.version.cuda and local_rank == 0:
+            advice = "NCCL_MULTI_RANK_GPU_ENABLE=1 lets ranks share a GPU (NCCL 2.30 or newer)"
+            print(f"{local_world} ranks use the CPU and gloo. {advice}", file=sys.stderr)
+        dist.init_process_group("gloo")  # on the CPU; mps has no collectives
+        return torch.device("cpu")
+    device = torch.device(torch.accelerator.current_accelerator().type, local_rank % count)
+    torch.accelerator.set_device_index(device.index)
+    dist.init_process_group(device_id=device)
+    return device
+
+
+def init_with_limits() -> torch.device:
+    """Join the process group so that no wait is endless, also with NCCL. Return the device.
+
+    With NCCL, a time-out raises an exception, as with gloo. TORCH_NCCL_BLOCKING_WAIT=0 restores
+    the default of NCCL: a watchdog thread aborts the process. New tensors are on the device.
+    """
+    os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
+    os.environ.setdefault("NCCL_RUNTIME_CONNECT", "0")  # a new group connects its ranks at once
+    device = init_distributed()
+    if device.type == "cuda":
+        torch.set_default_device(device)
+        # No timeout covers a call that blocks before its kernel starts: print where it is.
+        faulthandler.dump_traceback_later(60, exit=True)
+    return device
+
+
+def reason(error: RuntimeError) -> str:
+    """The first line of the message, without the prefix of gloo or NCCL in brackets."""
+    message = re.sub(r"^\[[^]]*\] ", "", str(error).splitlines()[0])
+    return re.sub(r"ran for (\d+)", r"ran for ≈\1", message)  # NCCL measures this time
+
+
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--case", choices=["own", "long", "short"], default="own")
@@ -39,8 +86,9 @@ def main() -> int:
     args = parser.parse_args()
     if int(os.environ.get("WORLD_SIZE", "0")) != 2:
         sys.exit("the case is for 2 ranks: torchrun --nproc-per-node=2 split_sizes.py")
-    dist.init_process_group("gloo", timeout=timedelta(seconds=20))  # the messages are gloo's
+    init_with_limits()
     rank = dist.get_rank()
+    group = dist.new_group(timeout=timedelta(seconds=20))  # for the call that may fail
     exchange = dist.all_to_all_single = mock.Mock(wraps=dist.all_to_all_single)  # counts calls
 
     send = [[3, 5], [2, 6]][rank]  # what the router decided, so [3, 2] and [5, 6] will come
@@ -54,11 +102,11 @@ def main() -> int:
     rows = torch.full((sum(send), H), float(rank))
     try:
         out = torch.full((sum(receive), H), -1.0)
-        dist.all_to_all_single(out, rows, receive, send)
+        dist.all_to_all_single(out, rows, receive, send, group=group)
         report = f"rank {rank}: expected {receive} rows, got {out[:, 0].int().tolist()}"
     except RuntimeError as error:
-        message = str(error).splitlines()[0]
-        message = message[message.find("inLength") :].strip()
+        message = reason(error)
+        message = message[max(0, message.find("inLength")) :].strip()
         report = f"rank {rank}: {type(error).__name__}: {message}"
     assert exchange.call_count == 1 + args.fix  # the rows, and the counts before them
     reports: list = [None, None]

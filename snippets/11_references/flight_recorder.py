@@ -1,13 +1,14 @@
 """A job hangs, every rank writes a dump of Flight Recorder, and torchfrtrace reads the dumps.
 
 Rank 1 takes a different branch in step 2. After the timeout, each rank writes what its recorder
-has stored. With NCCL, the watchdog does this automatically (TORCH_NCCL_DUMP_ON_TIMEOUT=1).
+has stored. With TORCH_NCCL_BLOCKING_WAIT=0, the watchdog of NCCL writes these files itself.
 
     --read    compare the dumps by hand and with torch's analyser
 """
 
 import argparse
 import contextlib
+import faulthandler
 import io
 import os
 import pickle
@@ -16,7 +17,6 @@ import sys
 from datetime import timedelta
 from pathlib import Path
 
-os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
 import torch
 import torch.distributed as dist
 
@@ -28,12 +28,51 @@ def step(number: int) -> None:
     dist.all_reduce(gradient)
 
 
+def init_distributed() -> torch.device:
+    """Join the process group: one accelerator per local rank where there are enough.
+
+    With NCCL_MULTI_RANK_GPU_ENABLE=1 (NCCL 2.30 or newer), several ranks share a GPU.
+    """
+    if "LOCAL_RANK" not in os.environ:
+        sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
+    local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    count = torch.accelerator.device_count()
+    shared = count > 0 and os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
+    if (count < local_world and not shared) or torch.backends.mps.is_available():
+        if count and torch.version.cuda and local_rank == 0:
+            advice = "NCCL_MULTI_RANK_GPU_ENABLE=1 lets ranks share a GPU (NCCL 2.30 or newer)"
+            print(f"{local_world} ranks use the CPU and gloo. {advice}", file=sys.stderr)
+        dist.init_process_group("gloo")  # on the CPU; mps has no collectives
+        return torch.device("cpu")
+    device = torch.device(torch.accelerator.current_accelerator().type, local_rank % count)
+    torch.accelerator.set_device_index(device.index)
+    dist.init_process_group(device_id=device)
+    return device
+
+
+def init_with_limits() -> torch.device:
+    """Join the process group so that no wait is endless, also with NCCL. Return the device.
+
+    With NCCL, a time-out raises an exception, as with gloo. TORCH_NCCL_BLOCKING_WAIT=0 restores
+    the default of NCCL: a watchdog thread aborts the process. New tensors are on the device.
+    """
+    os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
+    os.environ.setdefault("NCCL_RUNTIME_CONNECT", "0")  # a new group connects its ranks at once
+    device = init_distributed()
+    if device.type == "cuda":
+        torch.set_default_device(device)
+        # No timeout covers a call that blocks before its kernel starts: print where it is.
+        faulthandler.dump_traceback_later(60, exit=True)
+    return device
+
+
 # --8<-- [start:dump]
 def dump(folder: str) -> None:
     """Write the record of this rank to FOLDER/rank_N, in the format of torchfrtrace."""
-    from torch._C._distributed_c10d import _dump_fr_trace
+    import torch._C._distributed_c10d as c10d
 
-    recorded = pickle.loads(_dump_fr_trace(True, True, False))  # collectives, stacks, all
+    record = c10d._dump_fr_trace if dist.get_backend() == "gloo" else c10d._dump_nccl_trace
+    recorded = pickle.loads(record(True, True, False))  # collectives, stacks, all
     if "" in recorded["pg_config"]:  # gloo: the entries name group "0", no group has it
         everyone = str(list(range(dist.get_world_size())))
         recorded["pg_config"] = {"0": {"name": "0", "desc": "default_pg", "ranks": everyone}}
@@ -51,7 +90,8 @@ def read(folder: str) -> None:
         sys.exit(f"there is no folder {folder}: this program under torchrun writes dumps/")
     dumps = [pickle.loads(p.read_bytes()) for p in sorted(Path(folder).glob("rank_*"))]
     print("call   " + "".join(f"rank {rank:<18}" for rank in range(len(dumps))))
-    for calls in zip(*(d["entries"] for d in dumps), strict=True):
+    entries = [d["entries"] for d in dumps]  # with NCCL, the ranks may differ in their number
+    for calls in zip(*entries, strict="gloo" in entries[0][0]["profiling_name"]):
         row = ""
         for call in calls:
             line = next(f["line"] for f in call["frames"] if f["filename"].endswith(NAME))
@@ -73,6 +113,12 @@ def read(folder: str) -> None:
 NAME = Path(__file__).name
 
 
+def reason(error: RuntimeError) -> str:
+    """The first line of the message, without the prefix of gloo or NCCL in brackets."""
+    message = re.sub(r"^\[[^]]*\] ", "", str(error).splitlines()[0])
+    return re.sub(r"ran for (\d+)", r"ran for ≈\1", message)  # NCCL measures this time
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--read", metavar="FOLDER")
@@ -83,14 +129,21 @@ def main() -> None:
         sys.exit("flight_recorder.py needs 3 ranks or more, started by torchrun")
 
     torch.set_num_threads(1)
-    first = os.environ["RANK"] == "0"  # rank 0 times out first, and closes its connections
-    dist.init_process_group("gloo", timeout=timedelta(seconds=8 if first else 60))
+    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
+    device = init_with_limits()
+    # Rank 0 times out first. With gloo, this closes its connections, so the others fail, too.
+    later = 60 if device.type == "cpu" else 12
+    limit = timedelta(seconds=8 if dist.get_rank() == 0 else later)
+    older = dist.distributed_c10d._set_pg_timeout  # the name in older releases
+    getattr(dist, "set_timeout", older)(limit)  # of the default group
     try:
         for number in range(4):
             step(number)
+        if device.type != "cpu":  # NCCL's watchdog writes the dumps while this line waits
+            torch.accelerator.synchronize()
     except RuntimeError as error:
         if dist.get_rank() == 0:
-            print(f"rank 0, step {number}:", re.sub(r"^\[/\S+\] ", "", str(error)))
+            print(f"rank 0, step {number}:", reason(error))
     dump("dumps")
     dist.destroy_process_group()
 

@@ -120,7 +120,7 @@ def memory_of(
     worst = max(found, key=lambda i: found[i][1])
     needed = with_unseen(found[worst][1], c)
     parts = closed_form(shape, layout, sequence, worst)
-    parts["in passing"] = max(0.0, needed - sum(parts.values()))
+    parts["temporary"] = max(0.0, needed - sum(parts.values()))
     return Memory(first, needed, parts, worst)
 
 

@@ -2,7 +2,7 @@
 
     python rank_memory.py --model llama-3-8b --dp 64 --zero 1 --micro-batches 8
 
-The parts are those that memory.py adds up. "in passing" is what its replay has allocated at
+The parts are those that memory.py adds up. "temporary" is what its replay has allocated at
 most above their sum, and what the planner adds for what no replay sees. A stage fits if it
 leaves the share of the GPU's memory free that the planner leaves. Changes keep the number of
 GPUs and the batch, and are timed by step_time.py: the fastest that fits is the one to try
@@ -52,7 +52,7 @@ def parts_of(shape: Shape, layout: Layout, sequence: int, index: int) -> dict[st
     parts = closed_form(shape, layout, sequence, index)
     _, allocated = replay(shape, layout, sequence, index)
     more = with_unseen(allocated, CONSTANTS["memory"]) - sum(parts.values())
-    return parts | {"in passing": max(0.0, more)}
+    return parts | {"temporary": max(0.0, more)}
 
 
 def needed(shape: Shape, layout: Layout, sequence: int) -> float:

@@ -101,7 +101,7 @@ def moments(shape: Shape, layout: Layout, sequence: int, index: int) -> list[lis
 
 
 def parts_at(moment: list, shape: Shape, layout: Layout, sequence: int, index: int) -> dict:
-    """Return the bytes of each part. All other bytes are counted as "in passing"."""
+    """Return the bytes of each part. All other bytes are counted as "temporary"."""
     kind, _, _, live, allocated = moment
     parts = closed_form(shape, layout, sequence, index)
     tokens = layout.micro_batch * sequence / layout.cp
@@ -115,7 +115,7 @@ def parts_at(moment: list, shape: Shape, layout: Layout, sequence: int, index: i
     parts["activations"] = live * kept + again * (kind == "backward")
     parts["logits"] *= {"head forward": 1, "head backward": 3 / 4}.get(kind, 0)
     more = with_unseen(allocated, CONSTANTS["memory"]) - sum(parts.values())
-    return parts | {"in passing": max(0.0, more)}
+    return parts | {"temporary": max(0.0, more)}
 
 
 # --8<-- [end:timeline]

@@ -7,7 +7,7 @@ import {
 const partsOf = (s, l, sequence, index) => {
   const parts = closedForm(s, l, sequence, index), allocated = replay(s, l, sequence, index)
   const more = withUnseen(allocated) - total(parts)
-  return { ...parts, "in passing": Math.max(0, more) }
+  return { ...parts, "temporary": Math.max(0, more) }
 }
 const roomOf = gpu => memory.room * gpu.memory
 const verdict = (size, room) => size <= room ? "fits" : `${inBytes(size - room)} too much`

@@ -38,7 +38,7 @@ export const partsAt = ([kind, , , live, allocated], s, l, sequence, index) => {
   const [kept, again] = { "": [layer, 0], mlp: [layer - mlp, mlp], layer: [2 * tokens * s.hidden / l.tp, layer] }[l.recompute]
   parts.activations = live * kept + again * (kind === "backward")
   parts.logits *= { "head forward": 1, "head backward": 3 / 4 }[kind] ?? 0
-  parts["in passing"] = Math.max(0, withUnseen(allocated) - sum(Object.values(parts)))
+  parts["temporary"] = Math.max(0, withUnseen(allocated) - sum(Object.values(parts)))
   return parts
 }
 

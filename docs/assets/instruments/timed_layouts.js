@@ -40,7 +40,7 @@ export const fullestOf = (s, l, sequence) => {
   const [stage, allocated] = [...new Set(some)].map(i => [i, replay(s, l, sequence, i)])
     .sort((a, b) => b[1] - a[1])[0]
   const needed = withUnseen(allocated), parts = closedForm(s, l, sequence, stage)
-  parts["in passing"] = Math.max(0, needed - total(parts))
+  parts["temporary"] = Math.max(0, needed - total(parts))
   return { needed, parts, stage }
 }
 

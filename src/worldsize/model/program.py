@@ -36,6 +36,7 @@ SUFFIXES = (".py", ".cu", ".cpp", ".sh")
 GPU_COMMANDS = "snippets/gpu.toml"
 CPU_COMMANDS = "as on a CPU"  # in that file, for the commands of the CPU transcript
 OWN_GPUS = "own_gpus"  # in that file, the key of the programs whose ranks cannot share a GPU
+GLOO_ONLY = "gloo_only"  # in that file, the programs that never use NCCL, by reason
 MEASURED = "snippets/measured.toml"
 _IN_FOLDER = re.compile(rf"[^/]+({'|'.join(map(re.escape, SUFFIXES))})$")
 _IMPORT = re.compile(r"^(?:from|import) (\w+)", re.MULTILINE)
@@ -329,7 +330,8 @@ def gpu_commands(root: Path) -> dict[str, str]:
 
 @lru_cache(maxsize=8)
 def _gpu_commands(path: Path, _mtime: int) -> dict[str, str]:
-    return {name: value for name, value in _gpu_file(path, _mtime).items() if name != OWN_GPUS}
+    listed = _gpu_file(path, _mtime)
+    return {name: value for name, value in listed.items() if name not in (OWN_GPUS, GLOO_ONLY)}
 
 
 @lru_cache(maxsize=8)

@@ -1,0 +1,144 @@
+"""Shows when the clipped objective has no gradient, and how averaging favours short answers.
+
+The first table compares autograd with the rule of clipping. The second part lists all answer
+lengths in float64 and computes the expected gradient of the logit that ends an answer. Length
+does not change the reward here, so an objective without a length bias must give zero.
+Draws clipped_objective.svg.
+"""
+
+from collections.abc import Callable
+
+import matplotlib
+import torch
+
+matplotlib.use("svg")
+import matplotlib.pyplot as plt
+
+CLIP, LONGEST, P_STOP = 0.2, 8, 0.25
+
+
+def clipped_loss(new, old, advantages, mask, clip: float = 0.2) -> torch.Tensor:
+    """The clipped objective of PPO with its sign reversed, a mean over all answer tokens.
+
+    `new` and `old` are log-probabilities [n, t], `advantages` is [n], `mask` is [n, t].
+    """
+    ratio = (new - old).exp()
+    a = advantages[:, None]
+    objective = torch.minimum(ratio * a, ratio.clamp(1 - clip, 1 + clip) * a)
+    return -(objective * mask).sum() / mask.sum()
+
+
+# --8<-- [start:gradient_of_token]
+def gradient_of_token(ratio: float, advantage: float) -> float:
+    """The rule of clipping: d(objective) / d(log-probability) of one token."""
+    if advantage > 0 and ratio > 1 + CLIP:  # already much more probable than in the rollout
+        return 0.0
+    if advantage < 0 and ratio < 1 - CLIP:  # already much less probable than in the rollout
+        return 0.0
+    return ratio * advantage
+
+
+# --8<-- [end:gradient_of_token]
+
+
+def print_tokens() -> None:
+    """Compare the gradient that autograd computes with the rule, for ten tokens."""
+    ratios = torch.tensor([0.5, 0.9, 1.0, 1.1, 1.5], dtype=torch.float64)
+    old = torch.linspace(-3, -0.5, 5, dtype=torch.float64).expand(2, 5)
+    new = (old + ratios.log()).requires_grad_()
+    advantages = torch.tensor([1.0, -1.0], dtype=torch.float64)
+    loss = clipped_loss(new, old, advantages, torch.ones(2, 5), CLIP)
+    gradients = -torch.autograd.grad(loss, new)[0] * 10  # 10 tokens, and the loss is a mean
+    print("ratio           " + "".join(f"{ratio:8.1f}" for ratio in ratios))
+    for a, row in zip(advantages.tolist(), gradients, strict=True):
+        expected = [gradient_of_token(ratio, a) for ratio in ratios.tolist()]
+        torch.testing.assert_close(row.tolist(), expected)
+        print(f"gradient, A = {a:+.0f}" + "".join(f"{value + 0.0:8.1f}" for value in row))
+
+
+def draw() -> None:
+    """Draw the objective of one token against its ratio, and mark where it is flat."""
+    plt.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "clipped", "font.size": 12}
+    figure, panels = plt.subplots(1, 2, figsize=(7.2, 3.4))
+    ratios = torch.linspace(0.4, 1.6, 121, dtype=torch.float64)
+    for axes, a in zip(panels, (1.0, -1.0), strict=True):
+        advantages = torch.full((121,), a, dtype=torch.float64)
+        loss = [
+            clipped_loss(r.log().view(1, 1), torch.zeros(1, 1), b.view(1), torch.ones(1, 1))
+            for r, b in zip(ratios, advantages, strict=True)
+        ]
+        axes.plot(ratios, [-value.item() for value in loss], color="#0b6e99", linewidth=2.5)
+        edge = 1 + CLIP if a > 0 else 1 - CLIP
+        axes.axvline(edge, color="#52525b", linestyle=":", linewidth=1.5)
+        axes.axvline(1.0, color="#52525b", linewidth=0.8)
+        end = 1.6 if a > 0 else 0.4
+        axes.axvspan(edge, end, color="#c2410c", alpha=0.12)
+        place = (1.4, 0.5) if a > 0 else (0.6, -1.5)
+        axes.text(*place, "no\ngradient", ha="center", va="center")
+        answer = "good" if a > 0 else "bad"
+        axes.set(xlabel="ratio", ylabel="objective", title=f"{answer} answer, A = {a:+.0f}")
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.tight_layout()
+    figure.savefig("clipped_objective.svg", transparent=True, metadata={"Date": None})
+
+
+# --8<-- [start:length_bias]
+def sequence_mean(scores: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    """Each answer is divided by its own length: the original GRPO."""
+    return (scores / lengths).mean(1)
+
+
+def token_mean(scores: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    """The sum over all tokens of the batch is divided by their number: DAPO."""
+    return scores.sum(1) / lengths.sum(1)
+
+
+def constant(scores: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    """Each answer is divided by the same number: Dr. GRPO."""
+    return (scores / LONGEST).mean(1)
+
+
+def push_to_stop(normalize: Callable, answers: int, advantage: float) -> float:
+    """Expected gradient of the stop logit, relative to the expected size of one score.
+
+    Every answer has the same advantage. The sum runs over all lengths of all answers.
+    """
+    lengths = torch.tensor([*range(1, LONGEST + 1), LONGEST], dtype=torch.float64)
+    ended = torch.ones_like(lengths)
+    ended[-1] = 0  # the last outcome is an answer that is cut off
+    probability = P_STOP**ended * (1 - P_STOP) ** (lengths - ended)
+    # d(log p) / d(logit): 1 - p for the token that stops, -p for each token that continues
+    scores = ended - P_STOP * lengths
+    groups = torch.cartesian_prod(*[torch.arange(len(lengths))] * answers).view(-1, answers)
+    weights = probability[groups].prod(1)
+    assert abs(weights.sum() - 1) < 1e-12
+    pushes = advantage * normalize(scores[groups], lengths[groups])
+    typical = (probability @ scores.square()).sqrt() / (probability @ lengths)
+    return round((weights @ pushes / typical).item(), 9) + 0.0  # never -0.0
+
+
+# --8<-- [end:length_bias]
+
+
+def main() -> None:
+    draw()
+    print_tokens()
+    print(f"\npush towards the end of an answer, lengths 1 to {LONGEST}")
+    print("normalization      answers   right answers   wrong answers")
+    bias = {}
+    for normalize in (sequence_mean, token_mean, constant):
+        for answers in (1, 4):
+            right, wrong = (push_to_stop(normalize, answers, a) for a in (1.0, -1.0))
+            bias[normalize, answers] = right
+            name = normalize.__name__.replace("_", " ")
+            print(f"{name:18} {answers:7} {right:+15.3f} {wrong:+14.3f}")
+            assert abs(right + wrong) < 1e-12
+    assert all(bias[constant, n] == 0 for n in (1, 4))  # the mean of a score is zero
+    assert bias[sequence_mean, 1] > 0.2  # right answers become shorter, and wrong ones longer
+    assert abs(bias[sequence_mean, 4] - bias[sequence_mean, 1]) < 1e-8  # for every batch size
+    assert abs(bias[token_mean, 1] - bias[sequence_mean, 1]) < 1e-8  # equal for one answer
+    assert 0 < bias[token_mean, 4] < bias[token_mean, 1] / 3  # falls with the batch
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+"""Tests which programs use NCCL if there are GPUs, with a stand-in for the GPUs."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import runpy
+import tomllib
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from worldsize.execution.requirements import gpus_needed
+from worldsize.model.program import GLOO_ONLY, GPU_COMMANDS, Program, gpu_commands
+
+ROOT = Path(__file__).resolve().parent.parent
+INPUTS = [
+    ".github/workflows/gpu.yml",
+    "docs/01_ranks_on_one_gpu.md",
+    "snippets/gpu.toml",
+    "src/worldsize/execution",
+    "src/worldsize/model",
+    "snippets",
+    "labs",
+    "assessment",
+]
+SETTINGS = ("TORCH_NCCL_BLOCKING_WAIT", "NCCL_RUNTIME_CONNECT")
+
+
+def called_functions(path: Path) -> list[str]:
+    """Return the name of the called function for each call of a program, without its module."""
+    nodes = ast.walk(ast.parse(path.read_text("utf-8")))
+    calls = [node.func for node in nodes if isinstance(node, ast.Call)]
+    return [ast.unparse(function).rpartition(".")[2] for function in calls]
+
+
+def programs_with(pattern: str) -> list[str]:
+    """Return the programs of snippets/ whose text contains a match of this pattern."""
+    paths = sorted((ROOT / "snippets").rglob("*.py"))
+    matches = [path for path in paths if re.search(pattern, path.read_text("utf-8"))]
+    return [str(path.relative_to(ROOT)) for path in matches]
+
+
+WITH_LIMITS = programs_with("def init_with_limits")
+
+
+def test_each_program_that_uses_only_gloo_is_listed_with_its_reason() -> None:
+    listed = tomllib.loads((ROOT / GPU_COMMANDS).read_text("utf-8"))[GLOO_ONLY]
+    names = [name for reason in listed.values() for name in reason]
+    assert len(names) == len(set(names)), "a program is listed twice"
+    gloo = set(programs_with(r'init_process_group\(\s*"gloo"'))
+    only_gloo = gloo - set(programs_with("def init_distributed"))
+    assert sorted(set(names) - only_gloo) == [], "these can use NCCL"
+    assert sorted(only_gloo - set(names)) == [], "add these with a reason"
+    assert not only_gloo & set(gpu_commands(ROOT)), "it cannot print anything new on a GPU"
+
+
+def test_programs_about_errors_are_recorded_on_gpus() -> None:
+    assert len(WITH_LIMITS) == 12
+    assert set(WITH_LIMITS) <= set(gpu_commands(ROOT))
+
+
+def test_the_workflow_and_the_page_say_how_many_programs_one_gpu_can_check() -> None:
+    """A wrong number is corrected in .github/workflows/gpu.yml and in the page."""
+    programs = [Program(ROOT, ROOT / name) for name in gpu_commands(ROOT)]
+    ranks = [gpus_needed(program.gpu_template) for program in programs]
+    own = sum(program.needs_own_gpus for program in programs)
+    single, several = ranks.count(1), len(ranks) - ranks.count(1)
+    workflow = (ROOT / ".github/workflows/gpu.yml").read_text("utf-8").replace("\n# ", " ")
+    page = (ROOT / "docs/01_ranks_on_one_gpu.md").read_text("utf-8").replace("\n", " ")
+    assert own == 2 and max(ranks) == 8
+    assert f"snippets/gpu.toml lists {len(ranks)} programs." in workflow
+    can = f"one GPU can check {len(ranks) - own} of them: {single} with one rank"
+    assert f"{can}, and {several - own} that torchrun starts with 2 to 8 ranks." in workflow
+    assert f"The book has {several} programs with 2 to 8 ranks" in page
+    assert f"One GPU is enough for {several - own} of them." in page
+
+
+@pytest.mark.parametrize("name", WITH_LIMITS)
+@pytest.mark.parametrize("gpus", [0, 1, 2])
+def test_a_program_about_errors_uses_nccl_on_gpus(
+    name: str, gpus: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With one GPU, two ranks share it; with NCCL, a time-out is an exception, and hangs end."""
+    calls = called_functions(ROOT / name)
+    assert calls.count("init_with_limits") == 1 and calls.count("init_process_group") == 2
+    for setting in SETTINGS:
+        monkeypatch.setenv(setting, "")  # restored after the test
+        monkeypatch.delenv(setting)
+    variables = {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "NCCL_MULTI_RANK_GPU_ENABLE": "1"}
+    for key, value in variables.items():
+        monkeypatch.setenv(key, value)
+    program = runpy.run_path(str(ROOT / name), run_name="stand-in")
+    seen = mock.Mock()
+    with (
+        mock.patch.multiple(
+            torch.accelerator,
+            device_count=lambda: gpus,
+            current_accelerator=lambda: torch.device("cuda"),
+            set_device_index=mock.Mock(),
+        ),
+        mock.patch.object(torch.backends.mps, "is_available", return_value=False),
+        mock.patch.object(dist, "init_process_group", seen.init_process_group),
+        mock.patch.object(torch, "set_default_device", seen.set_default_device),
+        mock.patch("faulthandler.dump_traceback_later", seen.dump_traceback_later),
+    ):
+        device = program["init_with_limits"]()
+    assert [os.environ[setting] for setting in SETTINGS] == ["1", "0"]
+    if gpus == 0:
+        assert device == torch.device("cpu")
+        assert seen.mock_calls == [mock.call.init_process_group("gloo")]
+    else:
+        assert device == torch.device("cuda", 1 % gpus)
+        assert seen.mock_calls == [
+            mock.call.init_process_group(device_id=device),
+            mock.call.set_default_device(device),
+            mock.call.dump_traceback_later(60, exit=True),
+        ]
+
+
+def test_a_reader_can_choose_the_watchdog_of_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_NCCL_BLOCKING_WAIT", "0")
+    program = runpy.run_path(str(ROOT / WITH_LIMITS[0]), run_name="stand-in")
+    with mock.patch.dict(program["init_with_limits"].__globals__, init_distributed=mock.Mock()):
+        program["init_with_limits"]()
+    assert os.environ["TORCH_NCCL_BLOCKING_WAIT"] == "0"
