@@ -1,0 +1,131 @@
+"""A weight sync hangs if the sampler ranks start it at different tokens.
+
+Ranks 0 and 1 train, and ranks 2 and 3 sample with tensor parallelism. There are three groups:
+the trainer ranks gather each bucket, rank 0 broadcasts it to the sampler ranks, and the sampler
+ranks do an all-reduce for each token. Each sampler rank itself reads the request for weights.
+
+    same token       both sampler ranks read the request before token 2, and all ranks finish
+    different token  rank 3 reads it one token later: a hang, which ends with a time-out
+    leader decides   rank 3 is late again, but rank 2 tells it before each token what to do
+"""
+
+import os
+import sys
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+TOKENS, BUCKETS, SIZE = 5, 2, 1024  # SIZE is the number of elements of a bucket
+CASES = ("same token", "different token", "leader decides")
+
+
+class Groups:
+    """The three groups. Records the collective that this rank has entered."""
+
+    def __init__(self, in_vain: bool) -> None:
+        self.rank, self.log = dist.get_rank(), []
+        # the limit of rank 0 is shorter, so its error is a time-out, not a broken connection
+        limit = timedelta(seconds=(3 if self.rank == 0 else 6) if in_vain else 60)
+        # every rank creates all groups, member or not, in the same order
+        self.trainers = dist.new_group([0, 1], timeout=limit)
+        self.samplers = dist.new_group([2, 3], timeout=limit)
+        self.transfer = dist.new_group([0, 2, 3], timeout=limit)
+
+    def gather(self, bucket: int) -> torch.Tensor:
+        self.log.append(f"the all-gather of bucket {bucket}")
+        half = weights(bucket).chunk(2)[self.rank].clone()
+        halves = [torch.empty_like(half) for _ in range(2)]
+        dist.all_gather(halves, half, group=self.trainers)
+        return torch.cat(halves)
+
+    def broadcast(self, bucket: int, flat: torch.Tensor) -> torch.Tensor:
+        self.log.append(f"the broadcast of bucket {bucket}")
+        dist.broadcast(flat, src=0, group=self.transfer)
+        return flat
+
+    def all_reduce(self, token: int) -> None:
+        self.log.append(f"the all-reduce of token {token}")
+        part = torch.tensor([float(self.rank)])
+        dist.all_reduce(part, group=self.samplers)
+        assert part.item() == 5.0  # 2 + 3
+
+    def follow_leader(self, request: bool, token: int) -> bool:
+        """Every sampler rank does what rank 2 has decided."""
+        self.log.append(f"the decision before token {token}")
+        decision = torch.tensor([int(request)])
+        dist.broadcast(decision, src=2, group=self.samplers)
+        return bool(decision.item())
+
+
+def weights(bucket: int) -> torch.Tensor:
+    """The new weights of a bucket, [SIZE], which all ranks can compute to check them."""
+    return torch.arange(SIZE) + 10_000.0 * bucket
+
+
+# --8<-- [start:roles]
+def trainer_rank(groups: Groups) -> list[torch.Tensor]:
+    """Gather each bucket on both trainer ranks. Rank 0 also sends it."""
+    buckets = []
+    for bucket in range(BUCKETS):
+        buckets.append(groups.gather(bucket))
+        if groups.rank == 0:
+            groups.broadcast(bucket, buckets[-1])
+    return buckets
+
+
+def sampler_rank(groups: Groups, request_at: int, follow: bool) -> list[torch.Tensor]:
+    """Write TOKENS tokens, and receive new weights between two of them."""
+    buckets: list[torch.Tensor] = []
+    for token in range(TOKENS):
+        start = token >= request_at and not buckets
+        if follow:
+            start = groups.follow_leader(start, token)
+        if start:
+            buckets = [groups.broadcast(i, torch.empty(SIZE)) for i in range(BUCKETS)]
+        groups.all_reduce(token)
+    return buckets
+
+
+# --8<-- [end:roles]
+
+
+def run(case: str) -> str:
+    """What this rank reports at the end of a case."""
+    groups = Groups(in_vain=case == "different token")
+    late = groups.rank == 3 and case != "same token"
+    dist.barrier()
+    try:
+        if groups.rank < 2:
+            received = trainer_rank(groups)
+        else:
+            received = sampler_rank(groups, 3 if late else 2, case == "leader decides")
+        torch.testing.assert_close(received, [weights(index) for index in range(BUCKETS)])
+    except RuntimeError as error:
+        report = f"waits in {groups.log[-1]}"
+        if groups.rank == 0:
+            report += f"\n  {type(error).__name__}: {str(error).split('] ')[-1]}"
+        return report
+    return f"finished, {len(groups.log)} collectives"
+
+
+def main() -> None:
+    if os.environ.get("WORLD_SIZE") != "4":
+        sys.exit("start this program with: torchrun --nproc-per-node=4 sync_order_hang.py")
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")  # the default group only collects the reports
+    for case in CASES:
+        reports = [""] * 4
+        dist.all_gather_object(reports, run(case))
+        if dist.get_rank() == 0:
+            print(f"{case}:")
+            for rank, report in enumerate(reports):
+                print(f"  rank {rank} {report}")
+        hangs = [report.startswith("waits") for report in reports]
+        assert hangs == [case == "different token"] * 4
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

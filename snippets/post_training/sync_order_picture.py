@@ -1,0 +1,134 @@
+"""A picture of a weight sync that hangs: two sampler ranks start it at different tokens.
+
+A simulation lets each rank enter its collectives in order. A rank leaves an all-gather or an
+all-reduce when all ranks of the group have entered it. The root leaves a broadcast when all
+receivers have entered it, and a receiver leaves it when the root has entered it. If nothing can
+happen any more, the program follows who waits for whom. Draws sync_order_picture.svg.
+"""
+
+from typing import NamedTuple
+
+TOKENS = 5
+GROUPS = {"gather": (0, 1), "send": (0, 2, 3), "token": (2, 3)}
+INK, MUTED, RED = "#1f2937", "#52525b", "#b91c1c"
+COLOURS = {"gather": "#15803d", "send": "#c2410c", "token": "#0b6e99"}  # of the three groups
+
+
+class Call(NamedTuple):
+    group: str  # a key of GROUPS
+    number: int  # of the bucket or the token
+
+
+def calls_of(rank: int, start: int, buckets: int) -> list[Call]:
+    """The collectives of a rank. A sampler rank receives the weights before token `start`."""
+    sends = [Call("send", bucket) for bucket in range(buckets)]
+    gathers = [Call("gather", bucket) for bucket in range(buckets)]
+    if rank == 0:
+        return [call for pair in zip(gathers, sends, strict=True) for call in pair]
+    if rank == 1:
+        return gathers
+    tokens = [Call("token", token) for token in range(TOKENS)]
+    return tokens[:start] + sends + tokens[start:]
+
+
+def missing(call: Call, rank: int, entered: list[list[Call]]) -> list[int]:
+    """The ranks that must enter a call before `rank` can leave it."""
+    needed = GROUPS[call.group]
+    if call.group == "send" and rank != 0:
+        needed = (0,)  # a receiver only needs the root
+    return [peer for peer in needed if call not in entered[peer]]
+
+
+def simulate(programs: list[list[Call]]) -> tuple[list[int], list[list[int]]]:
+    """How many calls each rank has left in the end, and for which ranks each rank waits."""
+    left, ranks = [0] * len(programs), range(len(programs))
+    while True:
+        entered = [programs[rank][: left[rank] + 1] for rank in ranks]
+        waits = [
+            missing(programs[rank][left[rank]], rank, entered)
+            if left[rank] < len(programs[rank])
+            else []
+            for rank in ranks
+        ]
+        moves = [r for r in ranks if left[r] < len(programs[r]) and not waits[r]]
+        if not moves:
+            return left, waits
+        for rank in moves:
+            left[rank] += 1
+
+
+def cycle(waits: list[list[int]], rank: int) -> list[int]:
+    """Follow who waits for whom from a rank, until a rank appears again."""
+    path = [rank]
+    while waits[path[-1]] and path.count(path[-1]) == 1:
+        path.append(waits[path[-1]][0])
+    return path
+
+
+def draw_text(
+    x: float, y: float, words: str, colour: str = INK, size: int = 14, extra=""
+) -> str:
+    return f'<text x="{x}" y="{y}" fill="{colour}" font-size="{size}" {extra}>{words}</text>'
+
+
+def draw(cases: dict[str, tuple[list[list[Call]], list[int], list[list[int]]]]) -> str:
+    parts = [
+        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 744 344" '
+        'font-family="system-ui, sans-serif">'
+    ]
+    names = ["trainer 0", "trainer 1", "sampler 2", "sampler 3"]
+    for panel, (title, (programs, left, waits)) in enumerate(cases.items()):
+        top = 8 + 160 * panel
+        parts.append(draw_text(2, top + 12, title, INK, 15))
+        for rank, program in enumerate(programs):
+            y = top + 24 + 30 * rank
+            parts.append(draw_text(2, y + 17, names[rank], MUTED))
+            for index, call in enumerate(program[: left[rank] + 1]):
+                x, stuck = 78 + 74 * index, index == left[rank]
+                colour = RED if stuck else COLOURS[call.group]
+                dashes = ' stroke-dasharray="4 3"' if stuck else ""
+                parts.append(
+                    f'<rect x="{x}" y="{y}" width="70" height="24" rx="3" fill="{colour}" '
+                    f'fill-opacity="0.14" stroke="{colour}"{dashes}/>'
+                )
+                parts.append(draw_text(x + 6, y + 17, f"{call.group} {call.number}"))
+            if waits[rank]:
+                x = 78 + 74 * (left[rank] + 1) + 4
+                parts.append(draw_text(x, y + 17, f"waits for rank {waits[rank][0]}", RED))
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def main() -> None:
+    cases, reports = {}, {}
+    for title, starts, buckets in (
+        ("Both sampler ranks start the transfer before token 2: all ranks finish", (2, 2), 2),
+        ("Rank 3 would start it one token later: no rank can continue", (2, 3), 2),
+        ("The same, but the model fits into one bucket: all ranks finish", (2, 3), 1),
+    ):
+        programs = [calls_of(rank, (0, 0, *starts)[rank], buckets) for rank in range(4)]
+        left, waits = simulate(programs)
+        if buckets > 1:
+            cases[title] = programs, left, waits
+        reports[title] = [
+            programs[rank][left[rank]] if waits[rank] else None for rank in range(4)
+        ]
+        print(title)
+        for rank in range(4):
+            call = reports[title][rank]
+            where = (
+                f"waits in {call.group} {call.number} for {waits[rank]}" if call else "finished"
+            )
+            print(f"  rank {rank} {where}")
+        print("  cycle:", " -> ".join(map(str, cycle(waits, 0))) if waits[0] else "none")
+    with open("sync_order_picture.svg", "w", encoding="utf-8") as file:
+        file.write(draw(cases))
+    fine, hang, small = reports.values()
+    assert fine == small == [None] * 4
+    # the same places as in the real run of sync_order_hang.py
+    assert hang == [Call("send", 0), Call("gather", 1), Call("send", 1), Call("token", 2)]
+    waits = list(cases.values())[1][2]
+    assert cycle(waits, 0) == [0, 3, 2, 0] and cycle(waits, 1) == [1, 0, 3, 2, 0]
+
+
+if __name__ == "__main__":
+    main()
