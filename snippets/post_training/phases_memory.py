@@ -59,7 +59,8 @@ class Gpu:
     def __init__(self, limit: float) -> None:
         self.limit, self.owned = limit, {}
         self.alive: list[tuple[str, weakref.ref]] = []
-        self.steps: list[tuple[str, dict[str, float]]] = []
+        self.peak = 0.0  # since the last note
+        self.steps: list[tuple[str, dict[str, float], float]] = []
 
     def used(self) -> dict[str, float]:
         sizes: dict[str, float] = {}
@@ -71,10 +72,11 @@ class Gpu:
     def new(self, name: str, size: float) -> torch.Tensor:
         """Return a new tensor, which lives as long as the caller refers to it."""
         if (total := sum(self.used().values()) + size) > self.limit:
-            self.steps.append(("out of memory", self.used() | {name: size}))
+            self.steps.append(("out of memory", self.used() | {name: size}, total))
             raise OutOfMemory(f"{name}: {total:.1f} GiB needed, {self.limit:.1f} GiB available")
         tensor = torch.empty(round(size * 2**20), dtype=torch.uint8)
         self.alive.append((name, weakref.ref(tensor)))
+        self.peak = max(self.peak, total)
         return tensor
 
     def load(self, **sizes: float) -> None:
@@ -87,7 +89,8 @@ class Gpu:
             del self.owned[name]
 
     def note(self, label: str) -> None:
-        self.steps.append((label, self.used()))
+        self.steps.append((label, self.used(), self.peak))
+        self.peak = sum(self.used().values())
 
 
 # --8<-- [end:Gpu]
@@ -162,14 +165,14 @@ def draw(right: Gpu, wrong: Gpu) -> None:
     )
     titles = "the right order", "the cache wakes first"
     for axes, gpu, title in zip(both, (right, wrong), titles, strict=True):
-        for at, (_, sizes) in enumerate(gpu.steps):
+        for at, (_, sizes, _) in enumerate(gpu.steps):
             bottom = 0.0
             for name, colour in COLOURS.items():
                 if size := sizes.get(name, 0):
                     axes.bar(at, size, 0.8, bottom, color=colour, edgecolor="white", lw=0.5)
                     bottom += size
         axes.axhline(LIMIT, color="#c2410c", ls="--", lw=1.5)
-        labels = [label for label, _ in gpu.steps]
+        labels = [label for label, _, _ in gpu.steps]
         axes.set_xticks(range(len(labels)), labels, rotation=40, ha="right")
         axes.set_title(title, fontsize=12)
         axes.spines[["top", "right"]].set_visible(False)
@@ -201,16 +204,19 @@ def main() -> None:
     print()
     right, error = attempt(part)
     assert not error
-    for label, sizes in right.steps:
+    for label, sizes, peak in right.steps:
         total = sum(sizes.values())
-        print(f"{label:16} {total:5.1f} = ", end="")
+        print(f"{label:16} peak {peak:4.1f}, then {total:4.1f} = ", end="")
         print(", ".join(f"{name} {size:.1f}" for name, size in sizes.items()) or "nothing")
     kept = sum(size for name, size in part.items() if name in STATE)
-    totals = {label: sum(sizes.values()) for label, sizes in right.steps}
+    totals = {label: sum(sizes.values()) for label, sizes, _ in right.steps}
+    peaks = {label: peak for label, _, peak in right.steps}
     assert abs(totals["sample"] - ENGINE) < 1e-4 and totals["engine sleeps"] == 0
     assert abs(totals["train"] - kept - part["activations"]) < 1e-4
     copied = part["sampler weights"] + part["parameters"] + BUCKET
-    assert abs(totals["copy weights"] - copied) < 1e-4
+    for numbers in (totals, peaks):
+        assert abs(numbers["copy weights"] - copied) < 1e-4
+    assert max(peaks.values()) == peaks["cache wakes"] < LIMIT
     print()
     expected = {  # the part that does not fit, and the GiB that would be needed
         "the engine does not sleep": ("activations", ENGINE + kept + part["activations"]),
