@@ -192,6 +192,23 @@ def train(policy: Policy, optimizer, groups: list[tuple], versions: list[Policy]
     sleep_until(begin + TRAIN)
 
 
+# --8<-- [start:chosen]
+def chosen_groups(started: dict[int, int], untrained: dict, step: int, bound: int) -> list[int]:
+    """Return the groups of this step, or an empty list if the step must wait.
+
+    `started` has the version of all groups that no step has used, and `untrained` has those of
+    them that have ended, in the order of their ends. A group of the age `bound` would be too
+    old in the next step, so this step waits for it.
+    """
+    due = [i for i, version in started.items() if version <= step - bound]
+    if len(untrained) < GROUPS or not untrained.keys() >= set(due):
+        return []
+    return due + [i for i in untrained if i not in due][: GROUPS - len(due)]
+
+
+# --8<-- [end:chosen]
+
+
 # --8<-- [start:trainer]
 def run(mode: str, state: dict) -> tuple[list[tuple], list[tuple], list[dict[int, int]]]:
     """Return (begin, end) of each step, all groups, and for each step its groups' ages."""
@@ -235,12 +252,9 @@ def run(mode: str, state: dict) -> tuple[list[tuple], list[tuple], list[dict[int
         while True:
             while not results.empty():
                 receive()
-            due = {i for i, version in started.items() if version <= step - BOUND[mode]}
-            if due <= untrained.keys() and len(untrained) >= GROUPS:
+            if batch := chosen_groups(started, untrained, step, BOUND[mode]):
                 break
             receive()
-        first = [i for i in untrained if i not in due][: GROUPS - len(due)]
-        batch = [*due, *first]
         if mode == "one step off" and step + 1 < STEPS:  # sample the next batch meanwhile
             allow(step + 2, version=step)
         begin = time.monotonic()
@@ -323,6 +337,12 @@ def draw(runs: dict[str, tuple]) -> None:
 
 def main() -> None:
     torch.set_num_threads(1)
+    # group 0 was started with version 1, and all others have ended: step 3 waits for group 0
+    versions = {0: 1} | dict.fromkeys(range(1, 2 * GROUPS), 2)
+    ended = dict.fromkeys(range(1, 2 * GROUPS), ())
+    assert chosen_groups(versions, ended, 2, bound=2) == list(range(1, GROUPS + 1))
+    assert chosen_groups(versions, ended, 3, bound=2) == []
+    assert chosen_groups(versions, ended | {0: ()}, 3, bound=2) == list(range(GROUPS))
     torch.manual_seed(0)
     policy = Policy()
     pretrain(policy, LENGTH, torch.Generator().manual_seed(0))
