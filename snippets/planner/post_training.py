@@ -73,9 +73,9 @@ class Sampler:
 
 
 # --8<-- [start:sampler]
-def cache_bytes(shape: Shape) -> float:
-    """Keys and values of one token in all layers, bf16."""
-    return 4.0 * shape.layers * shape.kv_width
+def cache_bytes(s: Shape) -> float:
+    """Keys and values of one token in all layers."""
+    return 4.0 * s.layers * s.kv_width
 
 
 def token_seconds(shape: Shape, together: int, context: float, tp: int, gpu: Gpu, c: dict):

@@ -11,6 +11,7 @@ import math
 import random
 from collections.abc import Callable
 from itertools import pairwise
+from statistics import fmean
 
 import matplotlib
 
@@ -73,10 +74,6 @@ def simulate(draw: Callable, running: int, steps: int, partial: bool) -> Record:
 
 
 # --8<-- [end:simulate]
-
-
-def mean(values: list[int]) -> float:
-    return sum(values) / len(values)
 
 
 def harmonic(n: int) -> float:
@@ -149,26 +146,29 @@ def main() -> None:
         rows[running] = over, part
         share = over.wasted / (over.wasted + sum(over.used))
         print(
-            f"{running:7} {mean(over.ticks):13.0f} {share:7.1%} {mean(over.used):12.0f}", end=""
+            f"{running:7} {fmean(over.ticks):13.0f} {share:7.1%} {fmean(over.used):12.0f}",
+            end="",
         )
         print(
-            f" {mean(part.ticks):14.0f} {mean(part.used):12.0f} {mean(part.ages):9.2f}", end=""
+            f" {fmean(part.ticks):14.0f} {fmean(part.used):12.0f} {fmean(part.ages):9.2f}",
+            end="",
         )
         print(f" {max(part.ages):4}")
         # Little's law: an answer takes part in running / BATCH steps on average, whatever the
         # lengths are
-        assert abs(mean(part.ages) - (running / BATCH - 1)) < 0.02
+        assert abs(fmean(part.ages) - (running / BATCH - 1)) < 0.02
         # over-sampling uses the shortest answers; partial rollouts use all of them in the end
-        everything = mean(over.started)
-        assert abs(mean(part.used) / mean(part.started) - 1) < 0.02
-        assert (mean(over.used) < 0.95 * everything) == (running > BATCH)
+        everything = fmean(over.started)
+        assert abs(fmean(part.used) / fmean(part.started) - 1) < 0.02
+        assert (fmean(over.used) < 0.95 * everything) == (running > BATCH)
 
     over, part = rows[320]
     waiting = rows[256][0]
     assert waiting.ticks == rows[256][1].ticks  # nothing is left over, so both are the same
-    assert mean(waiting.ticks) > 5 * mean(waiting.used)
+    assert fmean(waiting.ticks) > 5 * fmean(waiting.used)
     assert (
-        mean(over.ticks) < mean(waiting.ticks) / 3 and mean(part.ticks) < mean(over.ticks) * 2
+        fmean(over.ticks) < fmean(waiting.ticks) / 3
+        and fmean(part.ticks) < fmean(over.ticks) * 2
     )
     print()
     print("share of all answers     " + "".join(f"{f'< {high:,}':>10}" for high in BINS[1:]))
@@ -182,7 +182,7 @@ def main() -> None:
 
     # exponential lengths have exact means: of the longest of n, and of the BATCH-th of n
     for running in (BATCH, 320):
-        found = mean(simulate(exponential, running, 600, partial=False).ticks)
+        found = fmean(simulate(exponential, running, 600, partial=False).ticks)
         exact = MEAN * (harmonic(running) - harmonic(running - BATCH))
         print(f"exponential lengths, {running} running: {found:.0f} ticks, exactly {exact:.0f}")
         assert abs(found / exact - 1) < 0.02

@@ -12,6 +12,7 @@ import itertools
 import math
 import random
 from collections import deque
+from statistics import fmean
 
 import matplotlib
 import torch
@@ -243,10 +244,6 @@ def least_step(age: int, batch: float, work: float) -> float:
 # --8<-- [end:step_time]
 
 
-def mean(values: list[float]) -> float:
-    return sum(values) / len(values)
-
-
 def reward_at(curve: list[float], seconds: float, step: float) -> float:
     """The reward after some seconds; the first step needs its whole circle."""
     return curve[min(STEPS, int(seconds / step))]
@@ -259,7 +256,7 @@ def draw(curves: dict[tuple, list[list[float]]], steps: dict[int, float]) -> Non
     for (age, corrected), rows in curves.items():
         name = f"{age} steps old" + ("" if corrected else ", not corrected")
         line = "-" if corrected else ":"
-        middle = [mean(list(each)) for each in zip(*rows, strict=True)]
+        middle = [fmean(list(each)) for each in zip(*rows, strict=True)]
         low, high = ([f(each) for each in zip(*rows, strict=True)] for f in (min, max))
         for axes, unit in zip(both, (1.0, steps[age] / 60), strict=True):
             if axes is both[1] and not corrected:
@@ -281,9 +278,9 @@ def main() -> None:
     torch.set_num_threads(1)
     rng = random.Random(0)
     durations = [duration_of_answer(rng) for _ in range(60 * ANSWERS)]
-    work = ANSWERS * mean(durations) / SLOTS
+    work = ANSWERS * fmean(durations) / SLOTS
     batches = [durations[k : k + ANSWERS] for k in range(0, len(durations), ANSWERS)]
-    batch = mean([last_end(each, SLOTS) for each in batches])
+    batch = fmean([last_end(each, SLOTS) for each in batches])
     print(f"training {TRAIN:.0f} s, work of the samplers {work:.0f} s, ", end="")
     print(f"a batch with its longest answer {batch:.0f} s")
     print("age allowed        " + "".join(f"{age:7}" for age in (0, 1, 2, 3, 4, 8)))
@@ -307,10 +304,10 @@ def main() -> None:
     for age, corrected in ((0, True), (2, True), (8, True), (2, False), (8, False)):
         runs = [learn(state, seed, age, corrected) for seed, state in enumerate(states)]
         rows = curves[age, corrected] = [curve for curve, _ in runs]
-        shares[age, corrected] = mean([share for _, share in runs])
+        shares[age, corrected] = fmean([share for _, share in runs])
         cells = [[row[16] for row in rows], [row[-1] for row in rows]]
         cells.append([reward_at(row, TIME, found[age]) for row in rows])
-        text = "".join(f"   ≈{mean(c):.2f} (≈{min(c):.2f} to ≈{max(c):.2f})" for c in cells)
+        text = "".join(f"   ≈{fmean(c):.2f} (≈{min(c):.2f} to ≈{max(c):.2f})" for c in cells)
         about = "≈" if shares[age, corrected] else " "
         name = "yes" if corrected else "no"
         print(f"{age:3}  {name:9} {about}{shares[age, corrected]:6.0%}{text}")
@@ -318,12 +315,12 @@ def main() -> None:
     assert shares[0, True] == shares[2, False] == shares[8, False] == 0
     assert 0 < shares[2, True] < shares[8, True]
     # a step with old samples teaches less: compare the mean over all steps and seeds
-    area = {key: mean([mean(row) for row in rows]) for key, rows in curves.items()}
+    area = {key: fmean([fmean(row) for row in rows]) for key, rows in curves.items()}
     assert min(area[0, True], area[2, True]) > area[8, True]
     # without the correction, the worst seed ends lower
     assert min(row[-1] for row in curves[8, True]) > min(row[-1] for row in curves[8, False])
     timed = {
-        age: mean([reward_at(row, TIME, found[age]) for row in curves[age, True]])
+        age: fmean([reward_at(row, TIME, found[age]) for row in curves[age, True]])
         for age in (0, 2, 8)
     }
     assert timed[2] > max(timed[0], timed[8])  # but in the same time, two steps are best
