@@ -134,9 +134,14 @@ def histogram(lengths: list[int]) -> list[float]:
 def main() -> None:
     steps = 300
     print(f"{BATCH} answers a step; {steps} steps; mean length {MEAN}, longest {LONGEST}")
-    print("            over-sampling                        partial rollouts")
+    print(f"{'answers':9}{'over-sampling:':32}partial rollouts:")
     print(
-        "running  ticks a step  wasted  mean length   ticks a step  mean length  mean age  max"
+        f"{'running':9}{'ticks':7}{'tokens':9}{'mean length':16}{'ticks':7}{'mean length':14}",
+        end="",
+    )
+    print("age of answers")
+    print(
+        f"{'':9}{'a step':7}{'wasted':9}{'of used':16}{'a step':7}{'of used':14}mean  highest"
     )
     rows = {}
     for running in (256, 288, 320, 384, 512):
@@ -145,15 +150,9 @@ def main() -> None:
         check(part, running, partial=True)
         rows[running] = over, part
         share = over.wasted / (over.wasted + sum(over.used))
-        print(
-            f"{running:7} {fmean(over.ticks):13.0f} {share:7.1%} {fmean(over.used):12.0f}",
-            end="",
-        )
-        print(
-            f" {fmean(part.ticks):14.0f} {fmean(part.used):12.0f} {fmean(part.ages):9.2f}",
-            end="",
-        )
-        print(f" {max(part.ages):4}")
+        text = f"{running:7}  {fmean(over.ticks):6.0f} {share:7.1%}  {fmean(over.used):11.0f}"
+        text += f"     {fmean(part.ticks):6.0f} {fmean(part.used):12.0f}"
+        print(f"{text} {fmean(part.ages):5.2f} {max(part.ages):8}")
         # Little's law: an answer takes part in running / BATCH steps on average, whatever the
         # lengths are
         assert abs(fmean(part.ages) - (running / BATCH - 1)) < 0.02
@@ -171,7 +170,8 @@ def main() -> None:
         and fmean(part.ticks) < fmean(over.ticks) * 2
     )
     print()
-    print("share of all answers     " + "".join(f"{f'< {high:,}':>10}" for high in BINS[1:]))
+    heads = [f"< {high:,}" for high in BINS[1:-1]] + [f"≤ {LONGEST:,}"]
+    print(f"{'tokens of an answer':25}" + "".join(f"{head:>10}" for head in heads))
     shares = {"started": histogram(over.started), "used by over-sampling": histogram(over.used)}
     shares["used by partial rollouts"] = histogram(part.used)
     for name, share in shares.items():

@@ -2,7 +2,7 @@
 
 A training step needs W GPU-seconds, and sampling the answers of one step needs S GPU-seconds.
 The table compares the formulas for four ways to share the GPUs with a simulation of every
-split. Look at the last column of the second table: a fifty-fifty split wastes GPUs.
+split. Look at the last column: with half of the GPUs on each side, a step takes longer.
 Draws split_gpus.svg.
 """
 
@@ -153,16 +153,17 @@ def main() -> None:
     in_turn = in_batches(batches, GPUS * SLOTS, TRAIN / GPUS + SWITCH, overlap=False)
     work = (TRAIN + sample) / GPUS
     print()
-    print(f"{'way to share the GPUs':26} formula: x, s    simulation: x, s    half and half, s")
-    print(f"{'all GPUs in turn':26}    all {work + SWITCH:6.1f}           all {in_turn:6.1f}")
+    print(f"{'':26}{'formula':14}{'simulation':14}with {GPUS // 2} training GPUs")
+    print(f"{'':26}GPUs  seconds GPUs  seconds seconds")
+    print(f"{'all GPUs in turn':26} all {work + SWITCH:8.1f}  all {in_turn:8.1f}")
     for name, overlap in zip(names, (False, True, True), strict=True):
         x = best_trainers(GPUS, TRAIN, sample, overlap)
         nearest = min((math.floor(x), math.ceil(x)), key=lambda n: step_seconds(
             GPUS, n, TRAIN, sample, overlap))  # fmt: skip
         least = step_seconds(GPUS, nearest, TRAIN, sample, overlap)
         found = min(rows[name], key=rows[name].__getitem__)
-        print(f"{name:26} {x:6.2f} {least:6.1f} {found:13} {rows[name][found]:6.1f}", end="")
-        print(f" {rows[name][GPUS // 2]:19.1f}")
+        print(f"{name:26}{x:4.2f} {least:8.1f} {found:4} {rows[name][found]:8.1f}", end="")
+        print(f" {rows[name][GPUS // 2]:7.1f}")
         if name == names[2]:  # the formula finds the best split, and its time is right
             assert found == nearest and rows[name][found] < 1.1 * least
             half = step_seconds(GPUS, GPUS // 2, TRAIN, sample, overlap)
@@ -175,8 +176,8 @@ def main() -> None:
         sample / (GPUS - balanced), work
     )
     print()
-    print(f"work alone, perfectly shared: {work:.1f} s, in turn as well as with overlap")
-    print(f"what the continuous samplers save is the tail: {in_turn - work - SWITCH:.1f} s")
+    print(f"the work alone, shared evenly by all GPUs: {work:.1f} s, in turn or with overlap")
+    print(f"in turn, waiting for the longest answer adds {in_turn - work - SWITCH:.1f} s")
     assert in_turn > min(rows[names[2]].values()) > work
     draw(rows, sample)
 

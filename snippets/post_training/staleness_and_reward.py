@@ -283,7 +283,7 @@ def main() -> None:
     batch = fmean([last_end(each, SLOTS) for each in batches])
     print(f"training {TRAIN:.0f} s, work of the samplers {work:.0f} s, ", end="")
     print(f"a batch with its longest answer {batch:.0f} s")
-    print("age allowed        " + "".join(f"{age:7}" for age in (0, 1, 2, 3, 4, 8)))
+    print("highest age allowed" + "".join(f"{age:7}" for age in (0, 1, 2, 3, 4, 8)))
     found = {age: simulated_step(age) for age in (0, 1, 2, 3, 4, 8)}
     least = {age: least_step(age, batch, work) for age in found}
     print("seconds of a step  " + "".join(f"{each:7.1f}" for each in found.values()))
@@ -299,7 +299,8 @@ def main() -> None:
         states.append({k: each.detach().clone() for k, each in policy.state_dict().items()})
     print()
     print(f"{'':24}expected reward: mean, lowest and highest of {len(SEEDS)} seeds")
-    print("age  corrected  ignored    after 16 steps      after 40 steps      after 40 minutes")
+    heads = "".join(f"{f'after {what}':25}" for what in ("16 steps", "40 steps", "40 minutes"))
+    print(f"age  ratio used  tokens ignored   {heads.rstrip()}")
     curves, shares = {}, {}
     for age, corrected in ((0, True), (2, True), (8, True), (2, False), (8, False)):
         runs = [learn(state, seed, age, corrected) for seed, state in enumerate(states)]
@@ -310,7 +311,7 @@ def main() -> None:
         text = "".join(f"   ≈{fmean(c):.2f} (≈{min(c):.2f} to ≈{max(c):.2f})" for c in cells)
         about = "≈" if shares[age, corrected] else " "
         name = "yes" if corrected else "no"
-        print(f"{age:3}  {name:9} {about}{shares[age, corrected]:6.0%}{text}")
+        print(f"{age:3}  {name:10} {about + f'{shares[age, corrected]:.0%}':>14}{text}")
     # fresh samples, and samples that count as fresh, are never ignored in the first update
     assert shares[0, True] == shares[2, False] == shares[8, False] == 0
     assert 0 < shares[2, True] < shares[8, True]
