@@ -1,4 +1,4 @@
-"""Computes how many of G GPUs should train and how many should sample, and checks it.
+"""Computes how many GPUs should train and how many should sample, and tries every split.
 
 A training step needs W GPU-seconds, and sampling the answers of one step needs S GPU-seconds.
 The table compares the formulas for four ways to share the GPUs with a simulation of every
@@ -35,9 +35,9 @@ def answer_seconds(rng: random.Random) -> float:
 def best_trainers(gpus: int, train: float, sample: float, overlap: bool) -> float:
     """Return the number of training GPUs that makes a step shortest.
 
-    With overlap, both sides must need the same time: W / x = S / (G - x). Without overlap, the
-    two times add up, and the derivative of W / x + S / (G - x) is zero where x / (G - x) equals
-    the square root of W / S.
+    With overlap, both sides must need the same time: W / N = S / M. Without overlap, the two
+    times add up, and the derivative of W / N + S / M is zero where N / M is the square root of
+    W / S.
     """
     if overlap:
         return gpus * train / (train + sample)
