@@ -76,6 +76,13 @@ def plan(*words: str, program: str = "plan.py") -> subprocess.CompletedProcess:
         (["--model", "gone.json"], "--model: gone.json cannot be read"),
         (["--tokens", "1T", "--save", "1e9"], "--save: with its restarts"),
         (["--emit", "jax"], "argument --emit: invalid choice: 'jax'"),
+        (["--post-training", "answer=8192"], "prompt 512 and answer 8192 need more than 0"),
+        (["--post-training", "answer=long"], "answer is a whole number, not 'long'"),
+        (["--post-training", "critic=2"], "--post-training: critic is 0 or 1, not '2'"),
+        (["--post-training", "group=8"], "--post-training: such as prompt=512,answer=2048"),
+        (["--post-training", "--tokens", "1T"], "--post-training: it cannot be combined with"),
+        (["--post-training", "--gpus", "8"], "no layout trains this model on all 8 GPUs"),
+        (["--post-training", "tp=3"], "--post-training: no engine has room"),
         (["--score", "gone.csv"], "--score: gone.csv cannot be read"),
         (["--score", str(FOLDER / "plan.py")], "there is no column nodes"),
     ],
@@ -105,6 +112,11 @@ def test_wrong_input_gives_one_sentence_with_the_field(words: list[str], field: 
             " days  $",
         ),
         (["--gpus", "8", "--why", "tp=8,dp=1,recompute=mlp"], "b 1 ZeRO-1 recompute MLP"),
+        (["--model", "llama-3-8b", "--gpus", "32", "--post-training"], "16 GPUs train while"),
+        (
+            ["--model", "llama-3-8b", "--gpus", "8", "--post-training", "critic=1"],
+            "separate GPUs: no split fits",
+        ),
         (
             ["--model", "llama-3-8b", "--gpus", "2048", "--sequence", "8192", "--batch", "4M"],
             "TP",
@@ -112,9 +124,38 @@ def test_wrong_input_gives_one_sentence_with_the_field(words: list[str], field: 
     ],
 )
 def test_unusual_input_gives_a_result(words: list[str], message: str) -> None:
-    run = plan(*words, *["--top", "2"] * ("--why" not in words))
+    run = plan(*words, *["--top", "2"] * (not {"--why", "--post-training"} & set(words)))
     assert run.returncode == 0, run.stderr
     assert message in run.stdout
+
+
+def test_the_phases_of_post_training_have_the_bytes_of_their_models() -> None:
+    """The sampling engines, the reference and the critic have 2, 2 and 18 bytes a parameter."""
+    run = plan("--model", "llama-3-8b", "--gpus", "16", "--gpu", "h200", "--post-training",
+               "critic=1,tp=2")  # fmt: skip
+    turns, apart = re.split(r"^(?=\d+ GPUs train)", run.stdout, flags=re.M)
+    count, gpus = 8_030_261_248 / 2**30, int(apart.split()[0])
+    for text, ranks in ((turns, 16), (apart, gpus)):
+        for name, size in (("reference", 2), ("critic", 18), ("optimizer", 12)):
+            found = re.findall(rf"{name} ([\d.]+)", text)
+            assert found and all(
+                abs(float(each) - size * count / ranks) < 0.051 for each in found
+            )
+        assert set(re.findall(r"sampler weights ([\d.]+)", text)) == {f"{2 * count / 2:.1f}"}
+    # both sides of the separate layout work at the same time, so the slower side decides
+    rows = {
+        name: float(s)
+        for name, s in re.findall(r"^  ([a-z]+(?: [a-z]+)?) +([\d.]+) s", apart, re.M)
+    }
+    total = float(re.search(r"sample: ([\d.]+) s a step", apart)[1])
+    sides = rows["sample"] + rows["weight sync"], rows["reference"] + rows["train"]
+    assert abs(total - max(sides)) < 0.11
+    rows = {
+        name: float(s)
+        for name, s in re.findall(r"^  ([a-z]+(?: [a-z]+)?) +([\d.]+) s", turns, re.M)
+    }
+    total = float(re.search(r"in turn: ([\d.]+) s a step", turns)[1])
+    assert abs(total - sum(rows.values())) < 0.26
 
 
 @pytest.mark.parametrize(
@@ -292,7 +333,7 @@ def test_every_pair_of_options_has_an_effect_or_an_error_message(
         "hardware": hardware_file(tmp_path), "inter-node": "20MB/s", "sequence": "512",
         "batch": "16K", "tokens": "15T", "price": "2", "save": "30", "restart": "5", "top": "2",
         "emit": "megatron", "why": "dp=8,tp=2,zero=3", "what-if": "link=1e9,1e11",
-        "score": str(FOLDER / "measured.csv"),
+        "score": str(FOLDER / "measured.csv"), "post-training": "answer=99,prompt=9",
     }  # fmt: skip
     common = {"model": "layers=2,hidden=4096,heads=32,ffn=16384,vocabulary=4096"}
     common |= {"gpus": "32", "sequence": "1K", "batch": "64K"}
@@ -320,7 +361,8 @@ def test_every_pair_of_options_has_an_effect_or_an_error_message(
             assert text != alone[rest][0], f"--{name} has no effect with --{rest}"
     for pair in (("why", "what-if"), ("inter-node", "what-if"), ("gpus", "why")):
         assert pair not in rejected
-    for pair in (("top", "why"), ("tokens", "what-if"), ("emit", "what-if"), ("why", "score")):
+    for pair in (("top", "why"), ("tokens", "what-if"), ("emit", "what-if"), ("why", "score"),
+                 ("why", "post-training"), ("price", "post-training")):  # fmt: skip
         assert pair in rejected
 
 

@@ -24,6 +24,7 @@ from pathlib import Path
 
 import advice
 import config_json
+import post_training
 from memory import (
     RECOMPUTED,
     Layout,
@@ -582,6 +583,83 @@ def emit(target: str, args: argparse.Namespace, shape: Shape, layout: Layout, gp
     return f"{launch} pretrain_gpt.py \\\n  " + " \\\n  ".join(words)
 
 
+# --8<-- [start:post_training]
+PARTS_OF_JOB = {"prompt": 512, "answer": 2048, "reference": 1, "critic": 0, "tp": 0}
+
+
+def the_job(text: str, sequence: int, batch: int) -> post_training.Job:
+    """The answers of a step. A batch of tokens has as many answers as it has room for."""
+    values = dict(PARTS_OF_JOB)
+    for part in text.split(",") if text else ():
+        name, _, value = part.partition("=")
+        if name not in values:
+            stop("--post-training", "such as prompt=512,answer=2048,reference=1,critic=0")
+        switch = name in ("reference", "critic")
+        if not value.isdecimal() or (switch and value not in ("0", "1")):
+            what = "0 or 1" if switch else "a whole number"
+            stop("--post-training", f"{name} is {what}, not {value!r}")
+        values[name] = int(value)
+    prompt, answer = values["prompt"], values["answer"]
+    if not 0 < answer <= sequence - prompt:
+        stop("--post-training", f"prompt {prompt} and answer {answer} need more than 0 tokens "
+             f"and at most a sequence, which has {sequence:,}")  # fmt: skip
+    answers = batch // (prompt + answer)
+    if not answers:
+        stop("--post-training", f"a batch of {batch:,} tokens has less than one answer")
+    switches = bool(values["reference"]), bool(values["critic"])
+    return post_training.Job(
+        answers, prompt, answer, sequence - prompt, *switches, tp=values["tp"]
+    )
+
+
+def post_train(shape: Shape, args: argparse.Namespace, gpu: Gpu) -> None:
+    """Print a step of post-training on the same GPUs in turn, and on separate GPUs."""
+    job = the_job(args.post_training, args.sequence, args.batch)
+    room, c = CONSTANTS["memory"]["room"] * gpu.memory, CONSTANTS["time"]
+    sequences = args.batch // args.sequence
+
+    def trained(gpus: int) -> post_training.Trainer | None:
+        less = sum(job.extra_parts(shape, gpus).values()) / CONSTANTS["memory"]["room"]
+        if less >= gpu.memory:
+            return None
+        left = replace(gpu, memory=gpu.memory - less)
+        fit, _, _ = search(shape, gpus, args.sequence, sequences, left, 1)
+        if not fit:
+            return None
+        best = fit[0]
+        name, again = called(best.layout), best.layout.recompute
+        return post_training.Trainer(gpus, name, best.step.seconds, again, best.memory.parts)
+
+    trainer = trained(args.gpus)
+    if trainer is None:
+        stop("--post-training", f"no layout trains this model on all {args.gpus} GPUs; "
+             "without --post-training, the planner prints what is missing")  # fmt: skip
+    turns = post_training.in_turn(shape, job, trainer, room, gpu, c)
+    if turns is None:
+        stop("--post-training", "no engine has room for the weights and the longest answer")
+    print(
+        f"{job.answers:,} answers of {job.answer:,} tokens on average and at most "
+        f"{job.longest:,}, prompts of {job.prompt:,} tokens; {room / GIB:.1f} GiB of a GPU "
+        "may be used"
+    )
+    print(f"{args.gpus} GPUs in turn: {turns.seconds:.1f} s a step")
+    print("\n".join(post_training.lines(turns)))
+    apart = post_training.separate(shape, job, turns, args.gpus, room, gpu, c, trained)
+    if apart is None:
+        print("separate GPUs: no split fits")
+        return
+    trains = apart.trainer.gpus
+    print(
+        f"{trains} GPUs train while {args.gpus - trains} sample: {apart.seconds:.1f} s a step; "
+        f"by the formula {apart.balance:.1f} train"
+    )
+    print("\n".join(post_training.lines(apart)))
+    print(f"  the longest answer lasts {apart.span:.1f} steps")
+
+
+# --8<-- [end:post_training]
+
+
 # --- held to measured runs -------------------------------------------------------------------
 
 
@@ -1002,6 +1080,8 @@ NOT_TOGETHER = {  # what an option does not use, and why
                "what_if", *FOR_A_LIST), "the rows of the file say what was run"),
     "what_if": (FOR_A_LIST, "it prints one line for each value"),
     "why": (("top",), "it is about one layout"),
+    "post_training": (("why", "what_if", "score", *FOR_A_LIST),
+                      "it prints one plan for GPUs in turn and one for separate GPUs"),
 }  # fmt: skip
 NEEDS = {"price": "tokens", "save": "tokens", "restart": "save"}
 
@@ -1154,6 +1234,9 @@ def main() -> None:
     parser.add_argument("--emit", choices=["torchtitan", "megatron", "deepspeed", "fsdp"])
     parser.add_argument("--why", metavar="LAYOUT", help="dp=16,pp=2,tp=8,b=1,zero=1")
     parser.add_argument("--what-if", metavar="NAME=V,V", help="network=25e9,50e9")
+    parser.add_argument(
+        "--post-training", metavar="PARTS", nargs="?", const="", help="prompt=512,answer=2048"
+    )
     parser.add_argument("--score", metavar="FILE.csv", help="hold the planner to measured runs")
     parser.error = sys.exit  # its sentence names the argument
     args = parser.parse_args()
@@ -1185,7 +1268,9 @@ def main() -> None:
         return
     if args.inter_node and args.gpus <= gpu.node:
         alone(args.gpus, "--inter-node")
-    if args.why:
+    if args.post_training is not None:
+        post_train(shape, args, gpu)
+    elif args.why:
         each = asked(shape, args, gpu)
         fits = each.memory.needed <= CONSTANTS["memory"]["room"] * gpu.memory
         print(

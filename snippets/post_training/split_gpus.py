@@ -1,0 +1,186 @@
+"""Computes how many GPUs should train and how many should sample, and tries every split.
+
+A training step needs W GPU-seconds, and sampling the answers of one step needs S GPU-seconds.
+The table compares the formulas for four ways to share the GPUs with a simulation of every
+split. Look at the last column: with half of the GPUs on each side, a step takes longer.
+Draws split_gpus.svg.
+"""
+
+import bisect
+import heapq
+import math
+import random
+
+import matplotlib
+
+matplotlib.use("svg")
+import matplotlib.pyplot as plt
+
+GPUS, BATCH = 16, 512  # answers that one training step uses
+SLOTS, SPEED = 16, 50.0  # answers that a GPU samples at the same time; tokens/s of each answer
+TRAIN = 400.0  # W: GPU-seconds of one training step
+MEAN, LONGEST = 1000, 6000  # tokens of an answer
+SWITCH = 4.0  # seconds, if the same GPUs train and sample in turn: there and back
+BOUND = 3  # an answer may be at most this number of training steps old
+
+
+def answer_seconds(rng: random.Random) -> float:
+    """Draw the duration of one answer. Most answers are short, and a few are very long."""
+    spread = 0.8  # of the logarithm of the length; the mean of the uncut lengths is MEAN
+    length = rng.lognormvariate(math.log(MEAN) - spread**2 / 2, spread)
+    return min(length, LONGEST) / SPEED
+
+
+# --8<-- [start:formulas]
+def best_trainers(gpus: int, train: float, sample: float, overlap: bool) -> float:
+    """Return the number of training GPUs that makes a step shortest.
+
+    With overlap, both sides must need the same time: W / N = S / M. Without overlap, the two
+    times add up, and the derivative of W / N + S / M is zero where N / M is the square root of
+    W / S.
+    """
+    if overlap:
+        return gpus * train / (train + sample)
+    return gpus * math.sqrt(train) / (math.sqrt(train) + math.sqrt(sample))
+
+
+def step_seconds(gpus: int, x: int, train: float, sample: float, overlap: bool) -> float:
+    """Return the seconds of a step with x training GPUs, if no long answer delays it."""
+    sides = train / x, sample / (gpus - x)
+    return max(sides) if overlap else sum(sides)
+
+
+# --8<-- [end:formulas]
+
+
+def last_end(durations: list[float], slots: int) -> float:
+    """Return when the last of these answers ends. A free slot takes the next answer."""
+    ends = durations[:slots]
+    heapq.heapify(ends)
+    for duration in durations[slots:]:
+        heapq.heapreplace(ends, ends[0] + duration)
+    return max(ends)
+
+
+def in_batches(batches: list[list[float]], slots: int, train: float, overlap: bool) -> float:
+    """Return the mean seconds of a step. All answers of a batch must end before it is used."""
+    sampled = [last_end(batch, slots) for batch in batches]
+    steps = [max(each, train) if overlap else each + train for each in sampled]
+    return sum(steps) / len(steps)
+
+
+# --8<-- [start:continuous]
+def continuous(durations: list[float], slots: int, train: float, steps: int):
+    """Simulate samplers that never wait for the end of a batch.
+
+    An answer may start if fewer than (steps done + 1 + BOUND) batches were started before it.
+    A step trains on the answers that would otherwise become too old, and fills its batch with
+    the answers that ended first. Returns the mean seconds of the second half of the steps, and
+    the ages of all answers, in steps.
+    """
+    free, now = [0.0] * slots, 0.0  # when each slot becomes free; the end of the last step
+    begins: list[float] = []
+    ends: list[float] = []
+    done: list[float] = []  # the end of each training step
+    untrained: set[int] = set()
+    ages = []
+
+    def version(answer: int) -> int:
+        return bisect.bisect_right(done, begins[answer])
+
+    for step in range(steps):
+        while len(begins) < (step + 1 + BOUND) * BATCH:
+            untrained.add(len(begins))
+            begins.append(max(heapq.heappop(free), now))
+            ends.append(begins[-1] + durations[len(ends)])
+            heapq.heappush(free, ends[-1])
+        due = {i for i in untrained if version(i) <= step - BOUND}
+        first = sorted(untrained - due, key=ends.__getitem__)[: BATCH - len(due)]
+        chosen = due.union(first)
+        assert len(chosen) == BATCH
+        now = max(now, *(ends[i] for i in chosen)) + train
+        ages += [step - version(i) for i in chosen]
+        untrained -= chosen
+        done.append(now)
+    half = steps // 2
+    return (done[-1] - done[half - 1]) / (steps - half), ages
+
+
+# --8<-- [end:continuous]
+
+
+def draw(rows: dict[str, dict[int, float]], sample: float) -> None:
+    plt.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "split", "font.size": 12}
+    figure, axes = plt.subplots(figsize=(7, 4.4))
+    colours = ("#c2410c", "#7c3aed", "#0b6e99")
+    for (name, found), colour in zip(rows.items(), colours, strict=True):
+        axes.plot(list(found), list(found.values()), "o", color=colour, label=name)
+    xs = [1 + k / 20 for k in range(20 * (GPUS - 2) + 1)]
+    both = [max(TRAIN / x, sample / (GPUS - x)) for x in xs]
+    added = [TRAIN / x + sample / (GPUS - x) for x in xs]
+    axes.plot(xs, added, "--", color=colours[0], lw=1.5, label="formula without overlap")
+    axes.plot(xs, both, color=colours[2], lw=1.5, label="formula with overlap")
+    axes.set(xlabel=f"training GPUs of {GPUS} (the others sample)", ylim=(0, 470))
+    axes.set_ylabel("seconds of a step")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, loc="upper center", labelcolor="linecolor")
+    figure.tight_layout()
+    figure.savefig("split_gpus.svg", transparent=True, metadata={"Date": None})
+
+
+def main() -> None:
+    rng, steps = random.Random(0), 24
+    durations = [answer_seconds(rng) for _ in range((steps + BOUND + 1) * BATCH)]
+    batches = [durations[i * BATCH : (i + 1) * BATCH] for i in range(steps)]
+    mean, tail = sum(durations) / len(durations), LONGEST / SPEED
+    sample = BATCH * mean / SLOTS  # S: GPU-seconds of one batch
+    print(f"training {TRAIN:.0f} and sampling {sample:.0f} GPU-seconds per step, {GPUS} GPUs")
+    print(f"an answer lasts {mean:.1f} s on average, and at most {tail:.0f} s")
+
+    names = ("separate, synchronous", "separate, one step off", f"continuous, age ≤ {BOUND}")
+    rows: dict[str, dict[int, float]] = {name: {} for name in names}
+    for x in range(1, GPUS):
+        slots = (GPUS - x) * SLOTS
+        rows[names[0]][x] = in_batches(batches, slots, TRAIN / x, overlap=False)
+        rows[names[1]][x] = in_batches(batches, slots, TRAIN / x, overlap=True)
+        rows[names[2]][x], ages = continuous(durations, slots, TRAIN / x, steps)
+        assert max(ages) <= BOUND
+        # no schedule beats the work, and waiting for the longest answer costs at most `tail`
+        for name, overlap in zip(names, (False, True, True), strict=True):
+            least = step_seconds(GPUS, x, TRAIN, sample, overlap)
+            assert 0.93 * least < rows[name][x] < least + tail, (name, x)
+        assert rows[names[0]][x] > rows[names[1]][x] > 0.99 * rows[names[2]][x]
+    in_turn = in_batches(batches, GPUS * SLOTS, TRAIN / GPUS + SWITCH, overlap=False)
+    work = (TRAIN + sample) / GPUS
+    print()
+    print(f"{'':26}{'formula':14}{'simulation':14}with {GPUS // 2} training GPUs")
+    print(f"{'':26}GPUs  seconds GPUs  seconds seconds")
+    print(f"{'all GPUs in turn':26} all {work + SWITCH:8.1f}  all {in_turn:8.1f}")
+    for name, overlap in zip(names, (False, True, True), strict=True):
+        x = best_trainers(GPUS, TRAIN, sample, overlap)
+        nearest = min((math.floor(x), math.ceil(x)), key=lambda n: step_seconds(
+            GPUS, n, TRAIN, sample, overlap))  # fmt: skip
+        least = step_seconds(GPUS, nearest, TRAIN, sample, overlap)
+        found = min(rows[name], key=rows[name].__getitem__)
+        print(f"{name:26}{x:4.2f} {least:8.1f} {found:4} {rows[name][found]:8.1f}", end="")
+        print(f" {rows[name][GPUS // 2]:7.1f}")
+        if name == names[2]:  # the formula finds the best split, and its time is right
+            assert found == nearest and rows[name][found] < 1.1 * least
+            half = step_seconds(GPUS, GPUS // 2, TRAIN, sample, overlap)
+            assert abs(rows[name][GPUS // 2] / half - 1) < 0.03 and half > 1.15 * least
+        else:  # the tail of a batch is added on the side of the samplers
+            assert found <= nearest and rows[name][found] > 1.2 * least
+    # with equal work, overlap on separate GPUs cannot be faster than taking turns on all
+    balanced = best_trainers(GPUS, TRAIN, sample, overlap=True)
+    assert math.isclose(TRAIN / balanced, work) and math.isclose(
+        sample / (GPUS - balanced), work
+    )
+    print()
+    print(f"the work alone, shared evenly by all GPUs: {work:.1f} s, in turn or with overlap")
+    print(f"in turn, waiting for the longest answer adds {in_turn - work - SWITCH:.1f} s")
+    assert in_turn > min(rows[names[2]].values()) > work
+    draw(rows, sample)
+
+
+if __name__ == "__main__":
+    main()

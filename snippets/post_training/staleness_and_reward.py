@@ -1,0 +1,332 @@
+"""Shows what old samples cost: seconds of a step, and the learning curve of a small policy.
+
+A batch is at most k training steps old. A larger k hides the longest answer, so steps take less
+time. But older samples teach less, so more steps are needed. Look at the last columns: which k
+reaches the highest reward in the same time. The ratio of probabilities in the objective
+corrects old samples; the last rows show the same training without it. Draws
+staleness_and_reward.svg.
+"""
+
+import heapq
+import itertools
+import math
+import random
+from collections import deque
+from statistics import fmean
+
+import matplotlib
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+matplotlib.use("svg")
+import matplotlib.pyplot as plt
+
+TOKENS = [".", "$", "(", "[", ")", "]"]  # padding, end of sequence, opening, closing brackets
+PAD, END, OPENING, CLOSING = 0, 1, 2, 4  # a closing bracket is its opening bracket + 2
+LENGTH, PROMPTS, GROUP, UPDATES = 3, 8, 8, 2  # UPDATES: optimizer steps for each batch
+STEPS, SEEDS = 40, range(4)
+TRAIN, SLOTS, ANSWERS = 60.0, 160, 512  # seconds of a step; running answers; answers of a step
+TIME = 40 * 60.0  # seconds after which the curves are compared
+
+
+class PolicyBlock(nn.Module):
+    """A transformer block on [b, s, h] with optional cached keys and values."""
+
+    def __init__(self, h: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.RMSNorm(h), nn.RMSNorm(h)
+        self.qkv, self.out = nn.Linear(h, 3 * h, bias=False), nn.Linear(h, h, bias=False)
+        self.up, self.down = nn.Linear(h, 4 * h, bias=False), nn.Linear(4 * h, h, bias=False)
+
+    def forward(self, x: torch.Tensor, cache: list[torch.Tensor], mask: torch.Tensor):
+        b, s, h = x.shape
+        qkv = self.qkv(self.norm1(x)).view(b, s, 3, self.heads, h // self.heads)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each [b, heads, s, h / heads]
+        if cache:
+            k, v = torch.cat([cache[0], k], 2), torch.cat([cache[1], v], 2)
+        cache[:] = [k, v]
+        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        x = x + self.out(mixed.transpose(1, 2).reshape(b, s, h))
+        return x + self.down(F.gelu(self.up(self.norm2(x))))
+
+
+class Policy(nn.Module):
+    """A causal transformer over TOKENS: token numbers [b, s] -> logits [b, s, vocabulary]."""
+
+    def __init__(self, h: int = 32, heads: int = 4, layers: int = 2, longest: int = 16) -> None:
+        super().__init__()
+        self.token, self.position = nn.Embedding(len(TOKENS), h), nn.Embedding(longest, h)
+        self.blocks = nn.ModuleList(PolicyBlock(h, heads) for _ in range(layers))
+        self.norm, self.head = nn.RMSNorm(h), nn.Linear(h, len(TOKENS), bias=False)
+
+    def forward(self, tokens: torch.Tensor, caches: list[list] | None = None) -> torch.Tensor:
+        """With `caches` (one list per block), `tokens` continue the sequences in the cache."""
+        caches = [[] for _ in self.blocks] if caches is None else caches
+        past = caches[0][0].shape[2] if caches[0] else 0
+        s = tokens.shape[1]
+        mask = torch.ones(s, past + s, dtype=torch.bool, device=tokens.device).tril(past)
+        x = self.token(tokens) + self.position.weight[past : past + s]
+        for block, cache in zip(self.blocks, caches, strict=True):
+            x = block(x, cache, mask)
+        return self.head(self.norm(x))
+
+
+def draw_prompts(n: int, length: int, rng: torch.Generator) -> torch.Tensor:
+    """Return n random rows of `length` opening brackets, [n, length]."""
+    return torch.randint(OPENING, CLOSING, (n, length), generator=rng)
+
+
+@torch.no_grad()
+def sample(policy: Policy, prompts: torch.Tensor, new: int, rng: torch.Generator):
+    """Sample answers of at most `new` tokens with a KV cache.
+
+    Returns the answers [n, new] (PAD after END) and the log-probability of each token [n, new].
+    """
+    caches: list[list] = [[] for _ in policy.blocks]
+    tokens, answers, log_probs = prompts, [], []
+    ended = torch.zeros(len(prompts), 1, dtype=torch.bool)
+    for _ in range(new):
+        scores = policy(tokens, caches)[:, -1].log_softmax(-1)
+        tokens = torch.multinomial(scores.exp(), 1, generator=rng).masked_fill(ended, PAD)
+        answers.append(tokens)
+        log_probs.append(scores.gather(1, tokens).masked_fill(ended, 0.0))
+        ended = ended | (tokens == END)
+    return torch.cat(answers, 1), torch.cat(log_probs, 1)
+
+
+def rewards_of(prompts: torch.Tensor, answers: torch.Tensor) -> torch.Tensor:
+    """1.0 where an answer closes every bracket of its prompt in order and then ends, [n]."""
+    right = F.pad(prompts.flip(1) + (CLOSING - OPENING), (0, 1), value=END)
+    return (answers[:, : right.shape[1]] == right).all(1).float()
+
+
+def log_probs_of(policy: Policy, prompts: torch.Tensor, answers: torch.Tensor) -> torch.Tensor:
+    """The log-probability of each token of the answers in one forward pass, [n, new]."""
+    logits = policy(torch.cat([prompts, answers], 1)[:, :-1])[:, prompts.shape[1] - 1 :]
+    return logits.log_softmax(-1).gather(2, answers[..., None])[..., 0]
+
+
+def answer_mask(answers: torch.Tensor) -> torch.Tensor:
+    """1.0 for each token up to and including the first END, 0.0 for padding, [n, new]."""
+    is_end = (answers == END).int()
+    return (is_end.cumsum(1) - is_end == 0).float()
+
+
+def group_advantages(rewards: torch.Tensor, group: int) -> torch.Tensor:
+    """GRPO: each reward minus its group's mean, divided by the group's standard deviation."""
+    grouped = rewards.view(-1, group)
+    centred = grouped - grouped.mean(1, keepdim=True)
+    return (centred / (grouped.std(1, keepdim=True) + 1e-4)).flatten()
+
+
+def clipped_loss(new, old, advantages, mask, clip: float = 0.2) -> torch.Tensor:
+    """The clipped objective of PPO with its sign reversed, a mean over all answer tokens.
+
+    `new` and `old` are log-probabilities [n, t], `advantages` is [n], `mask` is [n, t].
+    """
+    ratio = (new - old).exp()
+    a = advantages[:, None]
+    objective = torch.minimum(ratio * a, ratio.clamp(1 - clip, 1 + clip) * a)
+    return -(objective * mask).sum() / mask.sum()
+
+
+def pretrain(policy: Policy, length: int, rng: torch.Generator, steps: int = 100) -> None:
+    """Teach the format and nothing else: random closing brackets, then END."""
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=3e-3)
+    for _ in range(steps):
+        prompts = draw_prompts(64, length, rng)
+        closing = torch.randint(CLOSING, len(TOKENS), (64, length), generator=rng)
+        answers = F.pad(closing, (0, 1), value=END)
+        loss = -log_probs_of(policy, prompts, answers).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def every_prompt(length: int) -> torch.Tensor:
+    """All rows of `length` opening brackets, [2 ** length, length]."""
+    pairs = itertools.product((OPENING, OPENING + 1), repeat=length)
+    return torch.tensor(list(pairs))
+
+
+@torch.no_grad()
+def exact_rewards(policy: Policy, prompts: torch.Tensor) -> torch.Tensor:
+    """The probability of the right answer to each prompt, which is its expected reward."""
+    right = F.pad(prompts.flip(1) + (CLOSING - OPENING), (0, 1), value=END)
+    return log_probs_of(policy, prompts, right).sum(1).exp()
+
+
+# --8<-- [start:learn]
+def learn(state: dict, seed: int, age: int, corrected: bool) -> tuple[list[float], float]:
+    """Train with samples from weights that are `age` steps old, or as old as the training is.
+
+    Without correction, the ratio compares with the weights of the trainer, as if they had
+    sampled the answers. Returns the expected reward before each step and at the end, and the
+    share of tokens that the clipped objective ignores in the first update of a batch.
+    """
+    rng = torch.Generator().manual_seed(seed)
+    policy, sampler = Policy(), Policy()
+    policy.load_state_dict(state)
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=3e-3)
+    versions: deque[dict] = deque(maxlen=age + 1)
+    every, rewards, ignored = every_prompt(LENGTH), [], []
+    for _ in range(STEPS):
+        rewards.append(exact_rewards(policy, every).mean().item())
+        versions.append({name: each.clone() for name, each in policy.state_dict().items()})
+        sampler.load_state_dict(versions[0])  # the oldest that is allowed
+        prompts = draw_prompts(PROMPTS, LENGTH, rng).repeat_interleave(GROUP, 0)
+        answers, old = sample(sampler, prompts, LENGTH + 1, rng)
+        advantages = group_advantages(rewards_of(prompts, answers), GROUP)
+        mask = answer_mask(answers)
+        if not corrected:
+            with torch.no_grad():
+                old = log_probs_of(policy, prompts, answers)
+        for update in range(UPDATES):
+            new = log_probs_of(policy, prompts, answers)
+            if update == 0:
+                high = (new - old > math.log(1.2)) & (advantages[:, None] > 0)
+                low = (new - old < math.log(0.8)) & (advantages[:, None] < 0)
+                used = mask * (advantages[:, None] != 0)
+                if used.sum():
+                    ignored.append((((high | low) * used).sum() / used.sum()).item())
+            optimizer.zero_grad()
+            clipped_loss(new, old, advantages, mask).backward()
+            nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
+            optimizer.step()
+    rewards.append(exact_rewards(policy, every).mean().item())
+    return rewards, sum(ignored) / len(ignored)
+
+
+# --8<-- [end:learn]
+
+
+def duration_of_answer(rng: random.Random) -> float:
+    """Draw the duration of one answer: 20 s on average, at most 120 s."""
+    return min(rng.lognormvariate(math.log(20) - 0.32, 0.8), 120)
+
+
+def last_end(durations: list[float], slots: int) -> float:
+    """Return when the last of these answers ends. A free slot takes the next answer."""
+    ends = durations[:slots]
+    heapq.heapify(ends)
+    for duration in durations[slots:]:
+        heapq.heapreplace(ends, ends[0] + duration)
+    return max(ends)
+
+
+# --8<-- [start:step_time]
+def simulated_step(age: int, steps: int = 60) -> float:
+    """Mean seconds of a step, if the samplers may be `age` batches ahead of the trainer."""
+    rng, free, ends = random.Random(0), [0.0] * SLOTS, []
+    for step in range(steps):
+        # the batch may start when the weights that make it `age` steps old are there
+        allowed = ends[step - age - 1] if step > age else 0.0
+        last = 0.0
+        for _ in range(ANSWERS):
+            end = max(free[0], allowed) + duration_of_answer(rng)
+            heapq.heapreplace(free, end)
+            last = max(last, end)
+        ends.append(max(last, ends[-1] if ends else 0.0) + TRAIN)
+    half = steps // 2
+    return (ends[-1] - ends[half - 1]) / (steps - half)
+
+
+def least_step(age: int, batch: float, work: float) -> float:
+    """No step is shorter than its training, than the samplers' work, or than its part of the
+    circle: new weights, a whole batch with its longest answer, and `age` + 1 steps later the
+    next weights.
+    """
+    return max(TRAIN, work, (batch + TRAIN) / (age + 1))
+
+
+# --8<-- [end:step_time]
+
+
+def reward_at(curve: list[float], seconds: float, step: float) -> float:
+    """The reward after some seconds; the first step needs its whole circle."""
+    return curve[min(STEPS, int(seconds / step))]
+
+
+def draw(curves: dict[tuple, list[list[float]]], steps: dict[int, float]) -> None:
+    plt.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "staleness", "font.size": 12}
+    figure, both = plt.subplots(1, 2, figsize=(9, 4.4), sharey=True)
+    colours = dict(zip(steps, ("#71717a", "#0b6e99", "#c2410c"), strict=True))
+    for (age, corrected), rows in curves.items():
+        name = f"{age} steps old" + ("" if corrected else ", not corrected")
+        line = "-" if corrected else ":"
+        middle = [fmean(list(each)) for each in zip(*rows, strict=True)]
+        low, high = ([f(each) for each in zip(*rows, strict=True)] for f in (min, max))
+        for axes, unit in zip(both, (1.0, steps[age] / 60), strict=True):
+            if axes is both[1] and not corrected:
+                continue
+            times = [unit * k for k in range(STEPS + 1)]
+            axes.plot(times, middle, line, color=colours[age], lw=2, label=name)
+            if corrected:
+                axes.fill_between(times, low, high, color=colours[age], alpha=0.15, lw=0)
+    both[0].set(xlabel="training steps", ylabel="expected reward", ylim=(0, 1.02))
+    both[1].set(xlabel="minutes", xlim=(0, STEPS * steps[2] / 60))
+    both[0].legend(frameon=False, labelcolor="linecolor", fontsize=10, loc="lower right")
+    for axes in both:
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.tight_layout()
+    figure.savefig("staleness_and_reward.svg", transparent=True, metadata={"Date": None})
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    rng = random.Random(0)
+    durations = [duration_of_answer(rng) for _ in range(60 * ANSWERS)]
+    work = ANSWERS * fmean(durations) / SLOTS
+    batches = [durations[k : k + ANSWERS] for k in range(0, len(durations), ANSWERS)]
+    batch = fmean([last_end(each, SLOTS) for each in batches])
+    print(f"training {TRAIN:.0f} s, work of the samplers {work:.0f} s, ", end="")
+    print(f"a batch with its longest answer {batch:.0f} s")
+    print("highest age allowed" + "".join(f"{age:7}" for age in (0, 1, 2, 3, 4, 8)))
+    found = {age: simulated_step(age) for age in (0, 1, 2, 3, 4, 8)}
+    least = {age: least_step(age, batch, work) for age in found}
+    print("seconds of a step  " + "".join(f"{each:7.1f}" for each in found.values()))
+    print("at least           " + "".join(f"{each:7.1f}" for each in least.values()))
+    assert all(0.95 * least[age] < found[age] < 1.15 * least[age] for age in found)
+    assert found[0] > 2.5 * found[2] and found[2] < 1.2 * found[8]
+
+    states = []
+    for seed in SEEDS:
+        torch.manual_seed(seed)
+        policy = Policy()
+        pretrain(policy, LENGTH, torch.Generator().manual_seed(seed))
+        states.append({k: each.detach().clone() for k, each in policy.state_dict().items()})
+    print()
+    print(f"{'':24}expected reward: mean, lowest and highest of {len(SEEDS)} seeds")
+    heads = "".join(f"{f'after {what}':25}" for what in ("16 steps", "40 steps", "40 minutes"))
+    print(f"age  ratio used  tokens ignored   {heads.rstrip()}")
+    curves, shares = {}, {}
+    for age, corrected in ((0, True), (2, True), (8, True), (2, False), (8, False)):
+        runs = [learn(state, seed, age, corrected) for seed, state in enumerate(states)]
+        rows = curves[age, corrected] = [curve for curve, _ in runs]
+        shares[age, corrected] = fmean([share for _, share in runs])
+        cells = [[row[16] for row in rows], [row[-1] for row in rows]]
+        cells.append([reward_at(row, TIME, found[age]) for row in rows])
+        text = "".join(f"   ≈{fmean(c):.2f} (≈{min(c):.2f} to ≈{max(c):.2f})" for c in cells)
+        about = "≈" if shares[age, corrected] else " "
+        name = "yes" if corrected else "no"
+        print(f"{age:3}  {name:10} {about + f'{shares[age, corrected]:.0%}':>14}{text}")
+    # fresh samples, and samples that count as fresh, are never ignored in the first update
+    assert shares[0, True] == shares[2, False] == shares[8, False] == 0
+    assert 0 < shares[2, True] < shares[8, True]
+    # a step with old samples teaches less: compare the mean over all steps and seeds
+    area = {key: fmean([fmean(row) for row in rows]) for key, rows in curves.items()}
+    assert min(area[0, True], area[2, True]) > area[8, True]
+    # without the correction, the worst seed ends lower
+    assert min(row[-1] for row in curves[8, True]) > min(row[-1] for row in curves[8, False])
+    timed = {
+        age: fmean([reward_at(row, TIME, found[age]) for row in curves[age, True]])
+        for age in (0, 2, 8)
+    }
+    assert timed[2] > max(timed[0], timed[8])  # but in the same time, two steps are best
+    draw(curves, {age: found[age] for age in (0, 2, 8)})
+
+
+if __name__ == "__main__":
+    main()
