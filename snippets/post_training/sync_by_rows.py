@@ -282,12 +282,15 @@ def main() -> None:
             messages = sum(int(row[1]) for row in table[:TRAINERS])
             different = sum(int(row[2]) for row in table)
             error = max(row[3] for row in table)
+            most = max(row[0] for row in table[:TRAINERS])
             print(
-                f"{title}: {sent / KIB:.1f} KiB in {messages} messages\n"
+                f"{title}: {sent / KIB:.1f} KiB in {messages} messages, "
+                f"at most {most / KIB:.1f} KiB from a trainer rank\n"
                 f"  different elements {different}, error of the attention {error:.0%}"
             )
             assert [row[0] for row in table[TRAINERS:]] == [bound] * samplers
             assert sent == bound * samplers
+            assert most < 1.1 * sent / TRAINERS, "all trainer ranks must share the work"
             wrong = "ignored" in title and samplers > 1
             assert (different > 0) == wrong and (error > 0.1) == wrong
             assert wrong or error < 1e-5

@@ -135,25 +135,31 @@ def buckets_of(sizes: dict[str, int], limit: int) -> list[list[str]]:
     return buckets
 
 
-def send(policy: Policy, buckets: list[list[str]], group: dist.ProcessGroup, rank: int) -> int:
-    """Gather each bucket on rank 0, and broadcast it. Returns the largest number of buffers."""
-    parameters, pending, most = dict(policy.named_parameters()), [], 0
-    for bucket in buckets:
+def send(policy: Policy, buckets: list[list[str]], group, rank: int) -> list[str]:
+    """Gather each bucket on rank 0, and broadcast it. Returns what this rank did, in order."""
+    parameters, pending, done = dict(policy.named_parameters()), [], []
+    for index, bucket in enumerate(buckets):
         size = sum(parameters[name].numel() for name in bucket)
         flat, offset = torch.empty(size if rank == 0 else 0).to(policy.head.weight.device), 0
-        most = max(most, len(pending) + 1)
         for name in bucket:
             whole = parameters[name].detach().full_tensor().flatten()  # on all trainer ranks
             if rank == 0:
                 flat[offset : offset + len(whole)] = whole
                 offset += len(whole)
+        done.append(f"gathered {index}")
         if rank == 0:
-            for work, _ in pending:
-                work.wait()  # for the broadcast of the previous bucket
-            pending = [(dist.broadcast(flat, src=0, group=group, async_op=True), flat)]
-    for work, _ in pending:
+            wait_for(pending, done)  # for the broadcast of the previous bucket
+            work = dist.broadcast(flat, src=0, group=group, async_op=True)
+            pending = [(index, work, flat)]
+    wait_for(pending, done)
+    return done
+
+
+def wait_for(pending: list, done: list[str]) -> None:
+    """Wait for a broadcast that was started, and record that it has ended."""
+    for index, work, _ in pending:
         work.wait()
-    return most
+        done.append(f"sent {index}")
 
 
 class Engine:
@@ -205,8 +211,8 @@ class Engine:
                 if self.arrived == len(self.buckets) and self.way != "drain":
                     self.switch()
                     if self.way == "new cache":
+                        self.recomputed = caches[0][0].shape[2]  # the discarded positions
                         caches = [[] for _ in self.live.blocks]
-                        self.recomputed = prompts.shape[1] + len(answers) - 1
                         tokens = torch.cat([prompts, *answers], 1)
         if self.way == "drain":
             self.switch()
@@ -275,7 +281,7 @@ def main() -> None:
         kinds = (torch.int64, torch.float32, torch.int64)
         mine = [prompts, *(torch.zeros(shape, dtype=kind, device=device) for kind in kinds)]
         if trains:
-            most = send(sharded, buckets, group, rank)
+            done = send(sharded, buckets, group, rank)
         else:
             engine = Engine(copy.deepcopy(old), way, buckets, group)
             mine[1:] = engine.answer(prompts, torch.Generator().manual_seed(rank))
@@ -288,7 +294,10 @@ def main() -> None:
         extra = torch.tensor(recomputed, device=device)
         dist.broadcast(extra, src=world - 1)
         if rank == 0:
-            assert most == 2, "one bucket is on its way, and one is gathered"
+            # bucket i + 1 is gathered before bucket i has been sent, so there are two buffers
+            last = len(buckets) - 1
+            pairs = [(f"gathered {i + 1}", f"sent {i}") for i in range(last)]
+            assert done == ["gathered 0", *sum(pairs, ()), f"sent {last}"]
             lines.append(check(old, new, results[TRAINERS:], way) + f" {extra.item():11}")
 
     if rank == 0:

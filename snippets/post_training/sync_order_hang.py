@@ -7,6 +7,9 @@ ranks do an all-reduce for each token. Each sampler rank itself reads the reques
     same token       both sampler ranks read the request before token 2, and all ranks finish
     different token  rank 3 reads it one token later: a hang, which ends with a time-out
     leader decides   rank 3 is late again, but rank 2 tells it before each token what to do
+
+The program uses gloo, in which the root of a broadcast waits for all receivers. NCCL copies a
+small tensor to its own buffers, so the root can continue, and other calls can hang.
 """
 
 import os
@@ -24,7 +27,7 @@ class Groups:
     """The three groups. Records the collective that this rank has entered."""
 
     def __init__(self, in_vain: bool) -> None:
-        self.rank, self.log = dist.get_rank(), []
+        self.rank, self.log, self.started = dist.get_rank(), [], None
         # the limit of rank 0 is shorter, so its error is a time-out, not a broken connection
         limit = timedelta(seconds=(3 if self.rank == 0 else 6) if in_vain else 60)
         # every rank creates all groups, member or not, in the same order
@@ -82,6 +85,7 @@ def sampler_rank(groups: Groups, request_at: int, follow: bool) -> list[torch.Te
         if follow:
             start = groups.follow_leader(start, token)
         if start:
+            groups.started = token
             buckets = [groups.broadcast(i, torch.empty(SIZE)) for i in range(BUCKETS)]
         groups.all_reduce(token)
     return buckets
@@ -90,23 +94,26 @@ def sampler_rank(groups: Groups, request_at: int, follow: bool) -> list[torch.Te
 # --8<-- [end:roles]
 
 
-def run(case: str) -> str:
-    """What this rank reports at the end of a case."""
+def run(case: str) -> tuple[str, int | None, int | None]:
+    """Return a report, the token of the request, and the token of the sync on this rank."""
     groups = Groups(in_vain=case == "different token")
     late = groups.rank == 3 and case != "same token"
+    request_at = None if groups.rank < 2 else 3 if late else 2
     dist.barrier()
     try:
         if groups.rank < 2:
             received = trainer_rank(groups)
         else:
-            received = sampler_rank(groups, 3 if late else 2, case == "leader decides")
+            received = sampler_rank(groups, request_at, case == "leader decides")
         torch.testing.assert_close(received, [weights(index) for index in range(BUCKETS)])
     except RuntimeError as error:
-        report = f"waits in {groups.log[-1]}"
-        if groups.rank == 0:
-            report += f"\n  {type(error).__name__}: {str(error).split('] ')[-1]}"
-        return report
-    return f"finished, {len(groups.log)} collectives"
+        message = (
+            str(error).split("] ")[-1].partition(" [")[0]
+        )  # without the address of the peer
+        report = f"waits in {groups.log[-1]}\n    {message}"
+    else:
+        report = f"finished, {len(groups.log)} collectives"
+    return report, request_at, groups.started
 
 
 def main() -> None:
@@ -115,14 +122,18 @@ def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")  # the default group only collects the reports
     for case in CASES:
-        reports = [""] * 4
-        dist.all_gather_object(reports, run(case))
+        results = [None] * 4
+        dist.all_gather_object(results, run(case))
+        reports, reads, starts = zip(*results, strict=True)
         if dist.get_rank() == 0:
             print(f"{case}:")
             for rank, report in enumerate(reports):
                 print(f"  rank {rank} {report}")
-        hangs = [report.startswith("waits") for report in reports]
-        assert hangs == [case == "different token"] * 4
+            print(f"  tokens of ranks 2 and 3: request {reads[2:]}, sync {starts[2:]}")
+        hang = case == "different token"
+        assert [report.startswith("waits") for report in reports] == [hang] * 4
+        assert reads[2:] == ((2, 2) if case == "same token" else (2, 3))
+        assert starts[2:] == ((2, None) if hang else (2, 2))
     dist.barrier()
     dist.destroy_process_group()
 

@@ -1,15 +1,25 @@
 """A picture of a weight sync that hangs: two sampler ranks start it at different tokens.
 
 A simulation lets each rank enter its collectives in order. A rank leaves an all-gather or an
-all-reduce when all ranks of the group have entered it. The root leaves a broadcast when all
-receivers have entered it, and a receiver leaves it when the root has entered it. If nothing can
-happen any more, the program follows who waits for whom. Draws sync_order_picture.svg.
+all-reduce when all ranks of the group have entered it. A broadcast has three variants:
+
+    direct    the root waits for all receivers, and a receiver waits for the root (gloo)
+    ring      rank 0 sends to rank 3, and rank 3 passes the data on to rank 2
+    buffered  like direct, but the root does not wait, because its data fit into a buffer
+
+If nothing can happen any more, the program follows who waits for whom. Draws
+sync_order_picture.svg.
 """
 
 from typing import NamedTuple
 
 TOKENS = 5
 GROUPS = {"gather": (0, 1), "send": (0, 2, 3), "token": (2, 3)}
+NEEDED_TO_SEND = {  # for each rank: the ranks that must also be in the broadcast
+    "direct": {0: (2, 3), 2: (0,), 3: (0,)},
+    "ring": {0: (3,), 2: (3, 0), 3: (0, 2)},
+    "buffered": {0: (), 2: (0,), 3: (0,)},
+}
 INK, MUTED, RED = "#1f2937", "#52525b", "#b91c1c"
 COLOURS = {"gather": "#15803d", "send": "#c2410c", "token": "#0b6e99"}  # of the three groups
 
@@ -31,21 +41,21 @@ def calls_of(rank: int, start: int, buckets: int) -> list[Call]:
     return tokens[:start] + sends + tokens[start:]
 
 
-def missing(call: Call, rank: int, entered: list[list[Call]]) -> list[int]:
+def missing(call: Call, rank: int, entered: list[list[Call]], variant: str) -> list[int]:
     """The ranks that must enter a call before `rank` can leave it."""
     needed = GROUPS[call.group]
-    if call.group == "send" and rank != 0:
-        needed = (0,)  # a receiver only needs the root
+    if call.group == "send":
+        needed = NEEDED_TO_SEND[variant][rank]
     return [peer for peer in needed if call not in entered[peer]]
 
 
-def simulate(programs: list[list[Call]]) -> tuple[list[int], list[list[int]]]:
+def simulate(programs: list[list[Call]], variant: str) -> tuple[list[int], list[list[int]]]:
     """How many calls each rank has left in the end, and for which ranks each rank waits."""
     left, ranks = [0] * len(programs), range(len(programs))
     while True:
         entered = [programs[rank][: left[rank] + 1] for rank in ranks]
         waits = [
-            missing(programs[rank][left[rank]], rank, entered)
+            missing(programs[rank][left[rank]], rank, entered, variant)
             if left[rank] < len(programs[rank])
             else []
             for rank in ranks
@@ -100,14 +110,16 @@ def draw(cases: dict[str, tuple[list[list[Call]], list[int], list[list[int]]]]) 
 
 def main() -> None:
     cases, reports = {}, {}
-    for title, starts, buckets in (
-        ("Both sampler ranks start the transfer before token 2: all ranks finish", (2, 2), 2),
-        ("Rank 3 would start it one token later: no rank can continue", (2, 3), 2),
-        ("The same, but the model fits into one bucket: all ranks finish", (2, 3), 1),
+    for title, starts, buckets, variant in (
+        ("Both sampler ranks start the sync before token 2: all finish", (2, 2), 2, "direct"),
+        ("Rank 3 would start it one token later: no rank can continue", (2, 3), 2, "direct"),
+        ("The same with one bucket: all finish", (2, 3), 1, "direct"),
+        ("The same with one bucket in a ring: three ranks wait", (2, 3), 1, "ring"),
+        ("The same with two buckets that fit into a buffer: all finish", (2, 3), 2, "buffered"),
     ):
         programs = [calls_of(rank, (0, 0, *starts)[rank], buckets) for rank in range(4)]
-        left, waits = simulate(programs)
-        if buckets > 1:
+        left, waits = simulate(programs, variant)
+        if len(cases) < 2:  # the picture shows the first two cases
             cases[title] = programs, left, waits
         reports[title] = [
             programs[rank][left[rank]] if waits[rank] else None for rank in range(4)
@@ -122,8 +134,9 @@ def main() -> None:
         print("  cycle:", " -> ".join(map(str, cycle(waits, 0))) if waits[0] else "none")
     with open("sync_order_picture.svg", "w", encoding="utf-8") as file:
         file.write(draw(cases))
-    fine, hang, small = reports.values()
-    assert fine == small == [None] * 4
+    fine, hang, small, ring, buffered = reports.values()
+    assert fine == small == buffered == [None] * 4
+    assert ring == [Call("send", 0), None, Call("send", 0), Call("token", 2)]
     # the same places as in the real run of sync_order_hang.py
     assert hang == [Call("send", 0), Call("gather", 1), Call("send", 1), Call("token", 2)]
     waits = list(cases.values())[1][2]

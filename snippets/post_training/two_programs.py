@@ -319,6 +319,7 @@ def main() -> None:
 
     counts = torch.tensor([sampler.steps if sampler else 0], device=device)
     dist.broadcast(counts, src=world - 1)
+    ours = {n: p.detach().full_tensor() for n, p in policy.named_parameters()} if trains else {}
     if rank == 0:
         expected, optimizer = [], torch.optim.AdamW(alone.parameters(), lr=3e-3)
         for step in range(STEPS):
@@ -336,6 +337,8 @@ def main() -> None:
             print(f"steps {step:2} to {step + 4:2}: reward {mean:.4f}, one process {other:.4f}")
         print(f"steps of the sampler: {counts.item()}, in static batches {static}")
         assert rewards == expected, "both runs must draw the same tokens"
+        for name, weight in alone.named_parameters():
+            torch.testing.assert_close(ours[name], weight.detach(), rtol=1e-6, atol=1e-8)
         assert sum(rewards[:5]) < 0.5 and sum(rewards[-5:]) > 4, "the policy must learn"
         assert sum(lengths) <= SLOTS * counts.item() < SLOTS * static
     dist.barrier()
@@ -343,6 +346,9 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)  # DTensor's caches hold the mesh, which holds the group, to the very end
     dist.destroy_process_group()
     sys.stdout.flush()
     os._exit(0)  # DTensor's caches hold the mesh, which holds the group, to the very end
