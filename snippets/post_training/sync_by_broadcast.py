@@ -200,6 +200,8 @@ def main() -> None:
             assert received == size - own and sent == size
             assert sum(row[0] for row in table[1:TRAINERS]) == received
             assert all(row[1] == size for row in table[TRAINERS:])
+            assert all(row[3] == peak for row in table[TRAINERS:])
+            assert all(row[3] == 0 for row in table[1:TRAINERS]), "only rank 0 has a buffer"
         print(
             f"each sampler rank receives {size / KIB:.1f} KiB and needs {needs / KIB:.1f} KiB"
         )

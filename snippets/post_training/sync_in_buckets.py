@@ -191,6 +191,7 @@ class Engine:
         self.arrived += 1
 
     def switch(self) -> None:
+        assert self.arrived == len(self.buckets), "all buckets must have arrived"
         self.live, self.spare = self.spare, self.live
         self.version = 1
 
