@@ -23,7 +23,7 @@
 #
 #     python labs/start.py 11                              # creates my_labs/lab11_...
 #     torchrun --nproc-per-node=4 my_labs/lab11_post_training.py
-#     python labs/check.py my_labs/lab11_post_training.py  # grades it with 1, 2 and 4 ranks
+#     python labs/check.py my_labs/lab11_post_training.py  # grades it with 1 to 4 ranks
 #
 # With `--step 2`, `check.py` grades only step 2. With `--output`, it also shows what the
 # failing ranks printed. You need a clone of the repository and its Python environment. The
@@ -937,23 +937,23 @@ def name_the_cause(evidence: Evidence) -> str:
 if __name__ == "__main__":
 
     def check_causes() -> None:
-        faults = (
-            ("none", NEWER, {}),
-            ("stale weights", OLDER, {}),
-            ("temperature", NEWER, {"temperature": 0.7}),
-            ("position", NEWER, {"shift": 1}),
-            ("end token", NEWER, {"counts_end": False}),
-            ("unknown", OLDER, {"temperature": 0.7}),
+        faults = (  # the fault in words, the right name, the weights of the samplers, the fault
+            ("nothing", "none", NEWER, {}),
+            ("stale weights", "stale weights", OLDER, {}),
+            ("a temperature", "temperature", NEWER, {"temperature": 0.7}),
+            ("a wrong position", "position", NEWER, {"shift": 1}),
+            ("an END without a number", "end token", NEWER, {"counts_end": False}),
+            ("two faults", "unknown", OLDER, {"temperature": 0.7}),
         )
-        for due, weights, fault in faults:
+        for planted, due, weights, fault in faults:
             evidence = collect(cut(weights, max(rank - N, 0), M), seed=7, n=32, **fault)
             mask = answer_mask(evidence.answers)
             ours = token_log_probs(NEWER, evidence.prompts, evidence.answers)
             first = first_difference(evidence.sampler, ours, mask)
             found = name_the_cause(evidence)
-            assert found == due, f"the fault is {due!r}, but name_the_cause returns {found!r}"
-            where = f"row {first[0]}, position {first[1]}" if first else "nowhere"
-            say(f"step 7: first difference: {where}; cause: {found}")
+            assert found == due, f"{planted} was planted, but name_the_cause returns {found!r}"
+            where = f"row {first[0]}, position {first[1]}" if first else "none"
+            say(f"step 7: planted: {planted}; first difference: {where}; cause: {found}")
 
     check_causes()
 

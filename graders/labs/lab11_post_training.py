@@ -32,6 +32,11 @@ def random(*shape: int, seed: int = 3) -> torch.Tensor:
     return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
 
+def count(number: int, noun: str) -> str:
+    """Return a number and a noun in words: "1 trainer" or "2 trainers"."""
+    return f"{number} {noun}" + "s" * (number != 1)
+
+
 def gathered(value: Any) -> list[Any]:
     """Return the values of all ranks, in rank order. This collective is not recorded."""
     values: list[Any] = [None] * dist.get_world_size()
@@ -275,7 +280,7 @@ def small_shapes(h: int = 8) -> dict[str, tuple[int, int]]:
 def plan(submission, reference, lesson):
     shapes = small_shapes()
     for trainers, samplers in SPLITS:
-        case = f"with {trainers} trainers and {samplers} samplers,"
+        case = f"with {count(trainers, 'trainer')} and {count(samplers, 'sampler')},"
         found = submission.make_plan(shapes, trainers, samplers)
         good = isinstance(found, (list, tuple)) and found
         require(good, f"{case} make_plan returns {show(found)}", "plan_kind")
@@ -427,7 +432,8 @@ def sync(submission, reference, lesson):
             lesson, plan, trainers, calls, [*sends, *receives],
             (before, shards) if is_trainer else ({}, {}),
         )  # fmt: skip
-        case = f"with {trainers} trainers and {samplers} samplers, rank {lesson.rank}"
+        case = f"with {count(trainers, 'trainer')} and {count(samplers, 'sampler')},"
+        case += f" rank {lesson.rank}"
         for name, each in parts.items():
             if is_trainer:
                 break
@@ -740,5 +746,5 @@ def check_training(
         for mistake, hint in hints.items()
         if equals(train_in_one_process(reference, rollouts, mistake=mistake))
     )
-    what = f"after train_on, the weights of {n} trainers are not those of one process"
+    what = f"after train_on, the weights of {count(n, 'trainer')} are not those of one process"
     raise Wrong(what, next(named, "train_shares" if n > 1 else "other"))
