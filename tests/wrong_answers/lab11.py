@@ -68,7 +68,7 @@ wrong("mask_by_length", step=2, hint="mask_without_end", old=Body("answer_mask")
 wrong("mask_and_pad", step=2, hint="mask_by_pad",
       old="return (is_end.cumsum(1) - is_end == 0).float()",
       new="return ((is_end.cumsum(1) - is_end == 0) & (answers != PAD)).float()")
-wrong("mask_of_bool", step=2, hint="mask_shape",
+wrong("right_mask_of_bool", step=2,
       old="(is_end.cumsum(1) - is_end == 0).float()", new="is_end.cumsum(1) - is_end == 0")
 wrong("mask_of_rows", step=2, hint="mask_shape",
       old="(is_end.cumsum(1) - is_end == 0).float()",
@@ -145,7 +145,7 @@ wrong("rows_in_turn", step=3, hint="owned_kind",
       old=Body("owned_rows"), new="return range(trainer, rows, trainers)")
 wrong("rows_as_a_slice", step=3, hint="owned_kind",
       old="return range(min(trainer * size, rows)", new="return slice(min(trainer * size, rows)")
-wrong("rows_start_beyond", step=3, hint="owned_beyond",
+wrong("right_rows_start_beyond", step=3,
       old="return range(min(trainer * size, rows)", new="return range(trainer * size")
 wrong("right_rows_by_chunk", step=3, old=Body("owned_rows"), new="""
     parts = [part.tolist() for part in torch.arange(rows).chunk(trainers)]
@@ -517,6 +517,8 @@ wrong("share_divided_by_ranks", step=8, hint="share_average",
       old=SHARE, new=f"{SHARE} / dist.get_world_size(group)")
 wrong("share_of_mean_tokens", step=8, hint="share_average",
       old=SHARE, new=f"{SHARE} * dist.get_world_size(group)")
+wrong("share_without_group", step=8, hint="share_group",
+      old="dist.all_reduce(tokens, group=group)", new="dist.all_reduce(tokens)")
 wrong("share_sum", step=8, hint="share_no_divisor",
       old=SHARE, new="return clipped_loss(new, old, advantages, mask) * mask.sum()")
 wrong("share_of_positions", step=8, hint="share_positions",
