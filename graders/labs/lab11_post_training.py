@@ -115,23 +115,25 @@ def show_numbers(values: torch.Tensor) -> str:
 )  # fmt: skip
 def objective(submission, reference, lesson):
     end, pad = reference.END, reference.PAD
-    cases = (  # answers, and the hint for a wrong mask of this answer
-        ([4, 5, end, pad, pad], "mask_end"),
-        ([end, pad, pad, pad, pad], "mask_end"),
-        ([4, 5, 4, 5, 5], "mask_without_end"),
-        ([4, end, 5, end, 4], "mask_after_end"),
-        ([pad, 4, pad, end, pad], "mask_by_pad"),
-    )
-    answers = torch.tensor([answer for answer, _ in cases])
+    answers = torch.tensor(
+        [
+            [4, 5, end, pad, pad], [end, pad, pad, pad, pad], [4, 5, 4, 5, 5],
+            [4, end, 5, end, 4], [pad, 4, pad, end, pad],
+        ]
+    )  # fmt: skip
     found, true = submission.answer_mask(answers), reference.answer_mask(answers)
     require_tensor("the value that answer_mask returns", found, answers.shape, "mask_shape")
-    without_end = true * (answers != end)
-    for row, (answer, hint) in enumerate(cases):
-        what = f"of the answer {answer}, answer_mask returns {show_numbers(found[row])}"
-        right = torch.equal(found[row].double(), true[row].double())
-        if torch.equal(found[row].double(), without_end[row].double()):
+    found, true = found.double(), true.double()
+    for answer, mine, due in zip(answers, found, true, strict=True):
+        hint = "mask_by_pad"
+        if (mine > due).any():
+            hint = "mask_after_end"
+        elif end not in answer:
+            hint = "mask_without_end"
+        elif (mine == due)[answer != end].all():
             hint = "mask_end"
-        require(right, what, hint)
+        what = f"of the answer {answer.tolist()}, answer_mask returns {show_numbers(mine)}"
+        require(torch.equal(mine, due), what, hint)
     yield "the mask of every answer is right"
 
     for clip in (0.2, 0.5):
@@ -161,6 +163,7 @@ def check_loss(submission: ModuleType, clip: float) -> None:
         "loss_maximum": mean(torch.maximum(ratio * a[:, None], clipped * a[:, None])),
         "loss_not_clipped": mean(ratio * a[:, None]),
         "loss_no_minimum": mean(clipped * a[:, None]),
+        "loss_minimum_first": mean(torch.minimum(ratio, clipped) * a[:, None]),
         "loss_mask": [-minimum.mean().item(), -(minimum * mask).mean().item()],
         "loss_sum": -(minimum * mask).sum().item(),
         "loss_sequence": -((minimum * mask).sum(1) / mask.sum(1)).mean().item(),
@@ -369,7 +372,10 @@ def late_messages(module: ModuleType) -> Iterator[tuple[list[LateWork], list[Lat
         return sends[-1]
 
     def late_irecv(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> LateWork:
-        buffer = tensor.clone() if tensor.is_contiguous() else tensor
+        buffer = tensor
+        if tensor.is_contiguous():  # until the delivery, the tensor contains NaN
+            buffer = torch.empty_like(tensor)
+            tensor.fill_(torch.nan)
         real = receive(buffer, *args, **kwargs)
         receives.append(LateWork(real, lambda: tensor.copy_(buffer)))
         return receives[-1]
@@ -440,6 +446,7 @@ def sync(submission, reference, lesson):
             untouched = torch.equal(each, torch.full_like(each, -7.0))
             what += ", because nothing was written" * untouched
             hint = "sync_written" if untouched else "sync_target"
+            hint = "sync_early" if each.isnan().any() else hint
             require(torch.equal(each, true[name]), what, hint)
         lesson.wait_for_ranks()
 
@@ -616,6 +623,7 @@ class Descent:
     crashes={
         "does not require grad|not have been used": "share_detached",
         "size of tensor|shape .* is invalid": "train_rows",
+        "second time": "train_backward",
     },
 )  # fmt: skip
 def loop(submission, reference, lesson):
@@ -684,7 +692,7 @@ def rollouts_of(reference: ModuleType, trainers: int) -> Any:
 
 
 def train_in_one_process(
-    reference: ModuleType, rollouts: Any, steps: int | None = None, mistake: str = ""
+    reference: ModuleType, rollouts: Any, trainers: int = 1, mistake: str = ""
 ) -> Weights:
     """Return the weights after the training steps, with one of the common mistakes."""
     weights = reference.initial_weights()
@@ -699,13 +707,16 @@ def train_in_one_process(
         mask = torch.ones_like(mask)
     descent, first = Descent(weights), None
     old = rollouts.old
-    for _ in range(steps or reference.UPDATES):
+    for _ in range(reference.UPDATES):
         whole = {name: each.detach().clone().requires_grad_() for name, each in weights.items()}
         whole = first or whole
         new = reference.token_log_probs(whole, rollouts.prompts, rollouts.answers)
         if mistake == "recomputed" or (mistake == "own" and descent.steps == 0):
             old = new.detach()
         loss = reference.clipped_loss(new, old, advantages, mask)
+        if mistake == "own means":
+            tensors = [each.chunk(trainers) for each in (new, old, advantages, mask)]
+            loss = sum(reference.clipped_loss(*each) for each in zip(*tensors, strict=True))
         gradients = torch.autograd.grad(loss, list(whole.values()))
         descent.step(dict(zip(whole, gradients, strict=True)))
         if mistake == "gathered once":
@@ -748,11 +759,12 @@ def check_training(
     hints = {
         "recomputed": "old_recomputed", "own": "old_recomputed", "rewards": "train_rewards",
         "gathered once": "gathered_once", "padding": "train_mask", "batch": "train_groups",
+        "own means": "train_own_means",
     }  # fmt: skip
     named = (
         hint
         for mistake, hint in hints.items()
-        if equals(train_in_one_process(reference, rollouts, mistake=mistake))
+        if equals(train_in_one_process(reference, rollouts, n, mistake))
     )
     what = f"after train_on, the weights of {count(n, 'trainer')} are not those of one process"
     raise Wrong(what, next(named, "train_shares" if n > 1 else "other"))

@@ -57,6 +57,8 @@ wrong("mask_without_end", step=2, hint="mask_end",
       old="(is_end.cumsum(1) - is_end == 0)", new="(is_end.cumsum(1) == 0)")
 wrong("mask_not_pad", step=2, hint="mask_after_end",
       old=Body("answer_mask"), new="return (answers != PAD).float()")
+wrong("mask_up_to_one_end", step=2, hint="mask_after_end",
+      old="(is_end.cumsum(1) - is_end == 0)", new="(is_end.cumsum(1) <= 1)")
 wrong("mask_until_last_end", step=2, hint="mask_after_end", old=Body("answer_mask"), new="""
     is_end = (answers == END).int()
     return ((is_end.flip(1).cumsum(1).flip(1) > 0) | (is_end.sum(1, keepdim=True) == 0)).float()
@@ -96,6 +98,8 @@ wrong("loss_maximum", step=2, hint="loss_maximum",
 wrong("loss_without_clip", step=2, hint="loss_not_clipped", old=MINIMUM, new="ratio * a")
 wrong("loss_clip_alone", step=2, hint="loss_no_minimum",
       old=MINIMUM, new="ratio.clamp(1 - clip, 1 + clip) * a")
+wrong("loss_minimum_of_ratios", step=2, hint="loss_minimum_first",
+      old=MINIMUM, new="torch.minimum(ratio, ratio.clamp(1 - clip, 1 + clip)) * a")
 wrong("loss_mean_of_all", step=2, hint="loss_mask", old=MEAN, new="-objective.mean()")
 wrong("loss_divided_by_all", step=2, hint="loss_mask", old=MEAN, new="-(objective * mask).mean()")
 wrong("loss_sum", step=2, hint="loss_sum", old=MEAN, new="-(objective * mask).sum()")
@@ -270,6 +274,23 @@ WAIT = "for work in dist.batch_isend_irecv(operations):\n    work.wait()"
 wrong("sync_no_wait", step=5, hint="sync_not_waited", old=WAIT, new="dist.batch_isend_irecv(operations)")
 wrong("sync_one_wait", step=5, hint="sync_not_waited",
       old=WAIT, new="dist.batch_isend_irecv(operations)[0].wait()")
+wrong("sync_reversed", step=5, hint="sync_shape",
+      old="operations, arrived = [], []",
+      new="operations, arrived = [], []\nplan = plan if rank < trainers else plan[::-1]")
+wrong("sync_read_before_wait", step=5, hint="sync_early", old=Body("sync_weights"), new="""
+    works = []
+    for piece in plan:
+        first, last = piece.columns.start, piece.columns.stop
+        if rank == piece.trainer:
+            rows = shards[piece.name][piece.source.start : piece.source.stop, first:last]
+            works.append(dist.isend(rows.contiguous(), trainers + piece.sampler))
+        elif rank == trainers + piece.sampler:
+            rows = parts[piece.name].new_empty(len(piece.source), len(piece.columns))
+            works.append(dist.irecv(rows, piece.trainer))
+            parts[piece.name][piece.target.start : piece.target.stop] = rows
+    for work in works:
+        work.wait()
+""")
 wrong("sync_not_contiguous", step=5, hint="sync_contiguous", old="rows.contiguous()", new="rows")
 wrong("sync_rank_of_sampler", step=5, hint="sync_rank",
       old="to = trainers + piece.sampler", new="to = piece.sampler")
@@ -556,6 +577,10 @@ wrong("train_old_of_the_trainer", step=8, hint="old_recomputed",
 wrong("train_gathered_once", step=8, hint="gathered_once",
       old="for _ in range(UPDATES):\n    whole = trainer.gathered()",
       new="whole = trainer.gathered()\nfor _ in range(UPDATES):")
+wrong("train_own_means", step=8, hint="train_own_means",
+      old=LOSS, new="clipped_loss(new, old, advantages[mine], answer_mask(answers))")
+wrong("train_backward", step=8, hint="train_backward",
+      old="trainer.step(loss, whole)", new="loss.backward()\ntrainer.step(loss, whole)")
 wrong("train_one_step", step=8, hint="train_updates",
       old="for _ in range(UPDATES):\n    whole = trainer.gathered()",
       new="for _ in range(1):\n    whole = trainer.gathered()")
