@@ -38,9 +38,10 @@
 # of the other steps, so you can solve the steps in any order.
 #
 # Plan three to four hours for the lab. You need no knowledge of reinforcement learning. You
-# should know how FSDP shards a model (lab 03) and how tensor parallelism cuts one (lab 10).
-# Four symbols occur in all steps: there are $N$ trainers and $M$ samplers, each prompt gets $G$
-# answers, and $h$ is the width of the model.
+# should know how FSDP shards a model (lab 03), how tensor parallelism cuts one (lab 10), and
+# what a KV cache stores (chapter 09). The two pages about post-training derive the methods of
+# this lab. Four symbols occur in all steps: there are $N$ trainers and $M$ samplers, each
+# prompt gets $G$ answers, and $h$ is the width of the model.
 # %%
 import os
 import sys
@@ -103,14 +104,15 @@ if __name__ == "__main__":
 #
 # A **prompt** consists of three opening brackets, for example `([[`. The right answer closes
 # these brackets in the right order and then ends: `]])$`. The character `$` is the token `END`.
-# A program can check such an answer, so nobody has to write example answers. The check returns
-# the **reward** of the answer: 1 for a right answer, and 0 for a wrong one.
+# A program can check such an answer, so nobody has to write example answers. The result of the
+# check is the **reward** of the answer: 1 for a right answer, and 0 for a wrong answer.
 #
 # The model is a small transformer with two layers, $h = 32$ and four heads. In reinforcement
 # learning, such a model is called a **policy**, because it decides which token comes next. Its
 # weights are a dictionary of matrices, and the function `logits_of` computes its output. The
-# trainers and the samplers call the same function. A sampler passes only its own part of each
-# matrix, and the group of the samplers, over which `logits_of` then adds the partial sums.
+# trainers and the samplers call the same function. A sampler passes its own part of each matrix
+# and the group of the samplers. `logits_of` then adds the partial sums of all ranks in this
+# group.
 #
 # A policy that never writes a right answer gets no reward and cannot learn. The model is
 # therefore first taught the *format* of an answer: one, two or three random closing brackets,
@@ -282,7 +284,7 @@ def init_distributed() -> torch.device:
 # %% [markdown]
 # Ranks $0$ to $N - 1$ are the trainers, and ranks $N$ to $N + M - 1$ are the samplers. In this
 # lab $N = M$, but the functions that you write must also work for other numbers. Each half has
-# a process group of its own. Rank 0 teaches the format, and all other ranks get a copy of the
+# its own process group. Rank 0 teaches the format, and all other ranks get a copy of the
 # result.
 
 # %%
@@ -312,17 +314,17 @@ if __name__ == "__main__":
 # **Why.** The sampler writes $G$ answers to each prompt, and each answer gets a reward $r_i$.
 # Should a reward of 1 make its answer more likely? That depends on the other answers. If all
 # answers to an easy prompt are right, the policy has nothing to learn from this prompt. If only
-# one of eight answers is right, this one answer is very informative. What counts is therefore
-# not the reward itself, but how much better the answer is than the other answers to the *same*
-# prompt. This difference is called the **advantage** $A_i$. GRPO (group relative policy
+# one of eight answers is right, this one answer is very informative. So the reward itself is
+# not decisive. What counts is how much better the answer is than the other answers to the
+# *same* prompt. This is the **advantage** $A_i$ of the answer. GRPO (group relative policy
 # optimization) computes it from the mean and the standard deviation of the $G$ rewards:
 #
 # $$A_i = \frac{r_i - \mathrm{mean}(r_1, \dots, r_G)}{\mathrm{std}(r_1, \dots, r_G) + 10^{-4}}$$
 #
-# An older method, PPO, trains a second model, the critic, to predict the mean. GRPO needs no
-# second model, because it estimates the mean from the group. The small number in the
-# denominator avoids a division by zero if all rewards are equal. All advantages of such a group
-# are 0.
+# An older method, PPO, trains a second model, the critic, which predicts the reward that an
+# answer can expect. GRPO needs no second model, because the mean of the group replaces this
+# prediction. The small number in the denominator avoids a division by zero if all rewards are
+# equal. All advantages of such a group are 0.
 #
 # **What to do.** Write `group_advantages`. The rewards are in the order of the prompts: the
 # first $G$ rewards belong to the first prompt, the next $G$ rewards to the second prompt. The
@@ -372,18 +374,18 @@ if __name__ == "__main__":
 # that is far from the one that wrote them. So the objective stops rewarding a change of the
 # ratio beyond $1 \pm \varepsilon$, with $\varepsilon = 0.2$:
 #
-# $$J = \frac{\sum_\text{tokens} m \, \min\bigl(\rho A, \;
-#    \mathrm{clip}(\rho, 1 - \varepsilon, 1 + \varepsilon) \, A\bigr)}{\sum_\text{tokens} m}$$
+# $$J = \frac{1}{\sum m} \sum m \min(\rho A, \, \mathrm{clip}(\rho, 1 - \varepsilon, 1 + \varepsilon) A)$$
 #
-# The minimum clips only in one direction. If $A > 0$ and $\rho = 1.5$, the token is already
-# much more likely than before. The minimum is then $1.2 A$, which is constant, so the gradient
-# of this token is zero. If $A < 0$ and $\rho = 1.5$, the token has become more likely although
-# its answer is bad. The minimum is then $1.5 A$, and the gradient corrects the mistake. For
-# $\rho < 1$ it is the other way round.
+# Both sums go over all tokens of all answers. The minimum clips only in one direction. If $A >
+# 0$ and $\rho = 1.5$, the token is already much more likely than before. The minimum is then
+# $1.2 A$, which is constant, so the gradient of this token is zero. If $A < 0$ and $\rho =
+# 1.5$, the token has become more likely although its answer is bad. The minimum is then $1.5
+# A$, and the gradient corrects the mistake. The same holds below 1: for $\rho = 0.5$, the
+# gradient is zero if $A < 0$, and it is not zero if $A > 0$.
 #
 # The **mask** $m$ is 1 for a token that the policy chose, and 0 for padding. The token `END`
-# was also chosen by the policy, so it counts. If `END` did not count, the policy could never
-# learn when to stop.
+# was also chosen by the policy, so it counts. If `END` did not count, no gradient would tell
+# the policy when to stop.
 #
 # **What to do.** Write `answer_mask` and `clipped_loss`. The mean is taken over all tokens that
 # count, so that each of these tokens has the same weight. An optimizer minimizes, so the loss
@@ -448,9 +450,9 @@ if __name__ == "__main__":
 # **Why.** Both programs cut every weight into parts, but for different reasons. The trainer
 # shards like FSDP, to save memory. Each trainer stores some *rows* of each weight, and gathers
 # the whole weight only for a forward or backward pass. The sampler uses tensor parallelism, so
-# that no weight has to be gathered for each new token. Each sampler stores the part with which
-# it can compute *its* heads and *its* columns of the hidden activation. Before you can send a
-# weight from one program to the other, you must know both cuts.
+# that no weight has to be gathered for each new token. Each sampler stores the part of a weight
+# with which it computes *its* heads and *its* columns of the hidden activation. Before you can
+# send a weight from one program to the other, you must know both cuts.
 #
 # **The trainers.** FSDP gives each of $N$ trainers $\lceil \text{rows} / N \rceil$ rows until
 # no rows are left. With 10 rows and 4 trainers, the trainers store 3, 3, 3 and 1 rows. With 6
@@ -610,7 +612,8 @@ if __name__ == "__main__":
 # | 64 to 79 | 1 | 0 |
 # | 48 to 63 and 80 to 95 | 1 | 1 |
 #
-# A sampler receives each number that it stores exactly once. No plan can send fewer bytes.
+# A sampler receives each number that it stores exactly once. A training step changes all of
+# these numbers, so no plan can send fewer bytes unless it compresses them.
 #
 # **What to do.** Write `make_plan`. A `Piece` describes the same rows twice. `source` contains
 # their numbers within the shard of the trainer, and `target` their numbers within the tensor of
@@ -710,8 +713,8 @@ if __name__ == "__main__":
 # The sampler must not read a message before it has arrived, and the trainer must not change the
 # rows before they are sent. Both therefore wait for all messages before they return.
 #
-# **What to do.** Write `sync_weights`. Trainer $t$ is rank $t$, and sampler $s$ is rank $N +
-# s$. The rows of a sampler are written in place, so that the sampler can go on with the same
+# **What to do.** Write `sync_weights`. Trainer $t$ is rank $t$, and sampler $s$ is rank $N+s$.
+# The rows of a sampler are written in place, so that the sampler can go on with the same
 # tensors. A message must be contiguous in memory, but a range of columns is not.
 #
 # **Check.** The samplers start with zeros. After the call, their tensors must be equal to the
@@ -797,12 +800,12 @@ if __name__ == "__main__":
 #
 # **Why.** The ratio of step 2 is right only if the sampler and the trainer compute the same
 # probability for the same token and the same weights. They are two programs, and any difference
-# between them silently changes the objective. No error appears. The reward rises more slowly,
-# or it falls after an hour. So every job of this kind should compare the two programs
-# regularly: the trainer computes the log-probabilities of the sampled answers itself, and
+# between them silently changes the objective. No error appears. The training becomes worse, and
+# nothing points to the reason. So every job of this kind should compare the two programs
+# regularly. The trainer computes the log-probabilities of the sampled answers itself, and
 # compares them *token by token* with those that the sampler has reported. A mean over all
-# tokens would hide most faults. The place of the first difference, however, already says
-# something about its cause.
+# tokens would hide most faults. The place of the first difference, however, is already a hint
+# at its cause.
 #
 # **What to do.** Write `first_difference`. It returns the row and the position of the first
 # token whose two numbers differ by more than `TOLERANCE`. First means the smallest position. If
@@ -811,7 +814,7 @@ if __name__ == "__main__":
 #
 # Here both programs compute in float64, so a tolerance of $10^{-9}$ is enough for the different
 # orders of additions. Real systems compute in bf16 and use different kernels. They need a
-# tolerance that is larger than the rounding differences, and they look at its distribution.
+# tolerance that is larger than their rounding differences.
 #
 # **Check.** The lab tries five small tables. Then the samplers answer 32 prompts with a KV
 # cache and cut weights, and the trainers compare all tokens.
@@ -886,8 +889,7 @@ if __name__ == "__main__":
 # %% [markdown]
 # ## Step 7: name the cause
 #
-# **Why.** Now the samplers are faulty. The lab plants one of four faults that people have
-# really found in such systems:
+# **Why.** Now the samplers are faulty. The lab plants one of four faults:
 #
 # - `stale weights`: the sampler uses the weights from before the last step of training.
 # - `temperature`: the sampler divides the logits by a temperature, and the trainer does not.
@@ -897,8 +899,8 @@ if __name__ == "__main__":
 #
 # A pattern alone proves nothing. Stale weights and a temperature can both change every token
 # from the first one on. A wrong position and a missing `END` can both begin at the second
-# token. What proves a cause is a *reproduction*: if the trainer plants the same fault in its
-# own computation and then gets the numbers of the sampler for all tokens, it has found the
+# token. Only a *reproduction* proves a cause. The trainer plants the same fault in its own
+# computation. If it then gets the numbers of the sampler for all tokens, it has found the
 # cause. `token_log_probs` therefore has the arguments `temperature` and `shift`.
 #
 # **What to do.** Write `name_the_cause`. Return `none` if all tokens agree. If no single fault
