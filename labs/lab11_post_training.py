@@ -372,16 +372,19 @@ if __name__ == "__main__":
 # trainer increases $\rho A$: a token of a good answer ($A > 0$) becomes more likely, and a
 # token of a bad answer ($A < 0$) becomes less likely. But the answers say little about a policy
 # that is far from the one that wrote them. So the objective stops rewarding a change of the
-# ratio beyond $1 \pm \varepsilon$, with $\varepsilon = 0.2$:
+# ratio beyond $1 \pm \varepsilon$, with $\varepsilon = 0.2$. Let $\rho_c$ be the ratio, clipped
+# to the range from $1 - \varepsilon$ to $1 + \varepsilon$. The objective is
 #
-# $$J = \frac{1}{\sum m} \sum m \min(\rho A, \, \mathrm{clip}(\rho, 1 - \varepsilon, 1 + \varepsilon) A)$$
+# $$J = \frac{\sum m \, \min(\rho A, \, \rho_c A)}{\sum m},$$
 #
-# Both sums go over all tokens of all answers. The minimum clips only in one direction. If $A >
-# 0$ and $\rho = 1.5$, the token is already much more likely than before. The minimum is then
-# $1.2 A$, which is constant, so the gradient of this token is zero. If $A < 0$ and $\rho =
-# 1.5$, the token has become more likely although its answer is bad. The minimum is then $1.5
-# A$, and the gradient corrects the mistake. The same holds below 1: for $\rho = 0.5$, the
-# gradient is zero if $A < 0$, and it is not zero if $A > 0$.
+# where both sums go over all tokens of all answers.
+#
+# The minimum clips only in one direction. If $A > 0$ and $\rho = 1.5$, the token is already
+# much more likely than before. The minimum is then $1.2 A$, which is constant, so the gradient
+# of this token is zero. If $A < 0$ and $\rho = 1.5$, the token has become more likely although
+# its answer is bad. The minimum is then $1.5 A$, and the gradient corrects the mistake. The
+# same holds below 1: for $\rho = 0.5$, the gradient is zero if $A < 0$, and it is not zero if
+# $A > 0$.
 #
 # The **mask** $m$ is 1 for a token that the policy chose, and 0 for padding. The token `END`
 # was also chosen by the policy, so it counts. If `END` did not count, no gradient would tell
