@@ -988,8 +988,9 @@ if __name__ == "__main__":
 # answers is a multiple of the number of trainers.
 #
 # **Check.** The lab trains on one batch of rollouts, and compares the weights of the trainers
-# with those of one process. Then it runs the whole loop. Before each training step it compares
-# trainer and sampler token by token.
+# with those of one process. It also leaves out `sync_weights` once, and your step 7 must then
+# name the cause. At last it runs the whole loop. Before each training step it compares trainer
+# and sampler token by token.
 
 
 # %%
@@ -1123,11 +1124,26 @@ if __name__ == "__main__":
         trainer = Trainer(OLDER, rank, N, trainer_group)
         train_on(trainer, rollouts)
         whole, true = trainer.gathered(), update_alone(OLDER, rollouts)
+        assert not torch.equal(true["head"], OLDER["head"]), "the batch changes no weight"
         for name, each in true.items():
             assert torch.allclose(whole[name], each, rtol=0, atol=1e-9), (
                 f"after one batch, {name} of the trainers is not that of one process"
             )
         say("step 8: after one batch, the trainers have the weights of one process")
+
+    def check_missing_sync() -> None:
+        parts = cut(OLDER, max(rank - N, 0), M)
+        trainer = Trainer(OLDER, rank, N, trainer_group) if rank < N else None
+        first = roll_out(parts, seed=8)
+        if trainer:
+            train_on(trainer, first)
+        second = roll_out(parts, seed=9)  # the samplers still have the weights of OLDER
+        if trainer:
+            weights = {name: each.detach() for name, each in trainer.gathered().items()}
+            evidence = Evidence(second.prompts, second.answers, second.old, weights, OLDER)
+            found = name_the_cause(evidence)
+            assert found == "stale weights", f"without sync_weights, the cause is {found!r}"
+            say(f"step 8: without sync_weights, name_the_cause returns: {found}")
 
     def check_loop() -> None:
         trainer = Trainer(OLDER, rank, N, trainer_group) if rank < N else None
@@ -1156,6 +1172,7 @@ if __name__ == "__main__":
         )
 
     check_update()
+    check_missing_sync()
     check_loop()
     say("trainer and sampler agree in every iteration, and the policy closes its brackets")
     dist.destroy_process_group()
