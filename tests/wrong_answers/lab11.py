@@ -111,6 +111,8 @@ wrong("loss_advantages_of_positions", step=2, hint="loss_shape",
       old="a = advantages[:, None]", new="a = advantages")
 wrong("loss_clip_constant", step=2, hint="loss_clip",
       old="ratio.clamp(1 - clip, 1 + clip)", new="ratio.clamp(0.8, 1.2)")
+wrong("loss_clip_above", step=2, hint="loss_clip",
+      old="ratio.clamp(1 - clip, 1 + clip)", new="ratio.clamp(max=1 + clip)")
 wrong("loss_detached", step=2, hint="loss_detached",
       old="ratio.clamp(1 - clip, 1 + clip)", new="ratio.detach().clamp(1 - clip, 1 + clip)")
 wrong("loss_per_answer", step=2, hint="loss_scalar",
@@ -179,6 +181,13 @@ wrong("cut_position", step=3, hint="cut_whole",
 wrong("cut_first_part", step=3, hint="cut_part",
       old="return [range(sampler * size, (sampler + 1) * size)], range(columns)",
       new="return [range(size)], range(columns)")
+wrong("cut_second_part", step=3, hint="cut_name",
+      old='kind = name.rpartition(".")[2]', new='kind = name.split(".")[1]')
+wrong("cut_third_letter", step=3, hint="cut_nothing",
+      old='kind = name.rpartition(".")[2]', new="kind = name[2:]")
+wrong("cut_of_this_model", step=3, hint="cut_sizes",
+      old="third, size = rows // 3, rows // 3 // samplers",
+      new="third, size = HIDDEN, HIDDEN // samplers")
 wrong("cut_no_list", step=3, hint="cut_kind",
       old="return [range(sampler * size, (sampler + 1) * size)], range(columns)",
       new="return range(sampler * size, (sampler + 1) * size), range(columns)")
@@ -227,6 +236,9 @@ wrong("plan_twice", step=4, hint="plan_twice",
       old="before += len(needed)",
       new='before += len(needed)\nif name == "head":\n    plan.append(plan[-1])')
 wrong("plan_whole_shard", step=4, hint="piece_lengths", old=SOURCE, new="source = range(len(owned))")
+wrong("plan_two_trainers", step=4, hint="piece_ranks",
+      old="for trainer in range(trainers):\n    owned = owned_rows(rows, trainer, trainers)",
+      new="for trainer in range(2):\n    owned = owned_rows(rows, trainer, 2)")
 wrong("plan_pairs", step=4, hint="piece_kind",
       old="source = range(start - owned.start, stop - owned.start)",
       new="source = (start - owned.start, stop - owned.start)")
@@ -314,6 +326,9 @@ wrong("sync_first_rows", step=5, hint="sync_target",
       new="[: len(piece.source), first:last]")
 wrong("sync_all_columns", step=5, hint="sync_shape",
       old="piece.source.stop, first:last]", new="piece.source.stop]")
+wrong("sync_columns_of_the_whole", step=5, hint="sync_columns",
+      old="parts[piece.name][piece.target.start : piece.target.stop] = rows",
+      new="parts[piece.name][piece.target.start : piece.target.stop, first:last] = rows")
 wrong("sync_broadcast", step=5, hint="sync_collective", old=Body("sync_weights"), new="""
     for piece in plan:
         first, last = piece.columns.start, piece.columns.stop
@@ -427,6 +442,7 @@ wrong("first_largest_of_column", step=6, hint="first_largest", old=Body("first_d
     return (int(gap[:, places[0]].argmax()), places[0]) if places else None
 """)
 wrong("first_always", step=6, hint="first_none", old=PLACE, new="return (places[0][1], places[0][0])")
+wrong("first_nothing", step=6, hint="first_returned", old=PLACE, new="return None")
 wrong("first_as_bool", step=6, hint="first_kind", old=PLACE, new="return bool(places) or None")
 wrong("right_first_by_loops", step=6, old=Body("first_difference"), new="""
     for position in range(mask.shape[1]):
@@ -550,6 +566,11 @@ wrong("share_reduced", step=8, hint="share_reduced", old=SHARE, new="""
     dist.all_reduce(total, group=group)
     return share + (total - share).detach()
 """)
+wrong("share_reduced_mean", step=8, hint="share_reduced", old=Body("share_of_loss"), new="""
+    loss = clipped_loss(new, old, advantages, mask)
+    dist.all_reduce(loss, group=group)
+    return loss / dist.get_world_size(group)
+""")
 wrong("share_no_gradient", step=8, hint="share_detached",
       old=SHARE, new=f"{SHARE.replace('(new,', '(new.detach(),')}")
 wrong("share_of_answers", step=8, hint="share_scalar", old=SHARE, new=f"{SHARE}[None].expand(2)")
@@ -581,6 +602,11 @@ wrong("train_own_means", step=8, hint="train_own_means",
       old=LOSS, new="clipped_loss(new, old, advantages[mine], answer_mask(answers))")
 wrong("train_backward", step=8, hint="train_backward",
       old="trainer.step(loss, whole)", new="loss.backward()\ntrainer.step(loss, whole)")
+wrong("train_shards", step=8, hint="train_gathered",
+      old="whole = trainer.gathered()\nnew = token_log_probs(whole, prompts, answers)",
+      new="whole = trainer.shards\nnew = token_log_probs(whole, prompts, answers)")
+wrong("train_sign", step=8, hint="train_sign",
+      old="trainer.step(loss, whole)", new="trainer.step(-loss, whole)")
 wrong("train_one_step", step=8, hint="train_updates",
       old="for _ in range(UPDATES):\n    whole = trainer.gathered()",
       new="for _ in range(1):\n    whole = trainer.gathered()")
