@@ -1,4 +1,4 @@
-"""Two steps of TRL's DPOTrainer change the weights exactly as a DPO loss of six lines does.
+"""Two steps of TRL's DPOTrainer change the weights in the same way as a DPO loss of six lines.
 
 The pairs are random answers of different lengths. The reference model differs from the policy.
 TRL computes the log-probabilities of the reference either in each step, or once before the

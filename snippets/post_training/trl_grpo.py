@@ -1,4 +1,4 @@
-"""TRL's GRPOTrainer changes the weights exactly as a loss of a few lines by hand does.
+"""TRL's GRPOTrainer changes the weights in the same way as a loss of a few lines by hand.
 
 The Trainer receives fixed answers to four prompts and makes two steps of SGD on them. Each
 step has two micro-batches. In the second step the policy differs from the policy that the
