@@ -220,7 +220,7 @@ def train(reference: Policy, keep: float) -> tuple[list[tuple[float, ...]], int]
     return rows, sum(values.nbytes for values in known)
 
 
-def svg_text(
+def svg_label(
     x: float, y: float, words: str, colour: str = INK, size: int = 14, extra=""
 ) -> str:
     return f'<text x="{x}" y="{y}" fill="{colour}" font-size="{size}" {extra}>{words}</text>'
@@ -231,7 +231,7 @@ def svg_box(x: float, y: float, width: float, lines: list[str], colour: str) -> 
     height = 12 + 18 * len(lines)
     style = f'fill="{colour}" fill-opacity="0.15" stroke="{colour}" rx="4"'
     box = f'<rect x="{x}" y="{y}" width="{width}" height="{height}" {style}/>'
-    return box + "".join(svg_text(x + 8, y + 20 + 18 * i, s) for i, s in enumerate(lines))
+    return box + "".join(svg_label(x + 8, y + 20 + 18 * i, s) for i, s in enumerate(lines))
 
 
 def svg_arrow(x: float, y: float, to: float) -> str:
@@ -244,7 +244,7 @@ def draw(bars: dict[str, tuple[float, ...]]) -> str:
     parts = [
         '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 720 334" '
         'font-family="system-ui, sans-serif">',
-        svg_text(4, 18, "One step of DPO", INK, 15, 'font-weight="600"'),
+        svg_label(4, 18, "One step of DPO", INK, 15, 'font-weight="600"'),
         svg_box(
             4,
             30,
@@ -261,11 +261,11 @@ def draw(bars: dict[str, tuple[float, ...]]) -> str:
         svg_box(432, 42, 140, ["margin:", "how much more", "chosen gained"], BLUE),
         svg_arrow(572, 72, 606),
         svg_box(606, 50, 110, ["loss, gradient"], BLUE),
-        svg_text(4, 170, "Mean probability of the answers", INK, 15, 'font-weight="600"'),
+        svg_label(4, 170, "Mean probability of the answers", INK, 15, 'font-weight="600"'),
     ]
     for row, (name, values) in enumerate(bars.items()):
         y, left = 184 + 44 * row, 200.0
-        parts.append(svg_text(4, y + 20, name))
+        parts.append(svg_label(4, y + 20, name))
         for label, value, colour in zip(
             ("right", "wrong of the pair", "other"), values, (BLUE, MUTED, ORANGE), strict=True
         ):
@@ -273,9 +273,9 @@ def draw(bars: dict[str, tuple[float, ...]]) -> str:
             style = f'fill="{colour}" fill-opacity="0.25" stroke="{colour}"'
             parts.append(f'<rect x="{left}" y="{y}" width="{width}" height="30" {style}/>')
             if width > 60:
-                parts.append(svg_text(left + 6, y + 20, label))
+                parts.append(svg_label(left + 6, y + 20, label))
             left = round(left + width, 1)
-    parts += [svg_text(200, 328, "0"), svg_text(442, 328, "0.5"), svg_text(694, 328, "1")]
+    parts += [svg_label(200, 328, "0"), svg_label(442, 328, "0.5"), svg_label(694, 328, "1")]
     return "\n".join([*parts, "</svg>", ""])
 
 

@@ -293,7 +293,7 @@ def compare_samplers(
     return results
 
 
-def svg_text(
+def svg_label(
     x: float, y: float, words: str, colour: str = INK, size: int = 14, extra=""
 ) -> str:
     return f'<text x="{x}" y="{y}" fill="{colour}" font-size="{size}" {extra}>{words}</text>'
@@ -304,7 +304,7 @@ def svg_box(x: float, y: float, width: float, lines: list[str], colour: str) -> 
     height = 12 + 18 * len(lines)
     style = f'fill="{colour}" fill-opacity="0.15" stroke="{colour}" rx="4"'
     box = f'<rect x="{x}" y="{y}" width="{width}" height="{height}" {style}/>'
-    return box + "".join(svg_text(x + 8, y + 20 + 18 * i, s) for i, s in enumerate(lines))
+    return box + "".join(svg_label(x + 8, y + 20 + 18 * i, s) for i, s in enumerate(lines))
 
 
 def svg_arrow(x: float, y: float, to: float) -> str:
@@ -318,16 +318,16 @@ def draw(sent: int, weights: int) -> str:
         [
             '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 720 200" '
             'font-family="system-ui, sans-serif">',
-            svg_text(4, 18, "Trainer", INK, 15, 'font-weight="600"'),
+            svg_label(4, 18, "Trainer", INK, 15, 'font-weight="600"'),
             svg_box(
                 4, 30, 250, [f"frozen W: {weights:,} bytes", "= the reference model"], MUTED
             ),
             svg_box(4, 90, 250, [f"A and B: {sent:,} bytes"], BLUE),
             svg_box(4, 132, 250, ["gradients and AdamW of A and B"], BLUE),
-            svg_text(290, 98, "weight sync:", BLUE),
-            svg_text(290, 126, f"{sent:,} bytes", BLUE),
+            svg_label(290, 98, "weight sync:", BLUE),
+            svg_label(290, 126, f"{sent:,} bytes", BLUE),
             svg_arrow(254, 106, 440),
-            svg_text(440, 18, "Sampler", INK, 15, 'font-weight="600"'),
+            svg_label(440, 18, "Sampler", INK, 15, 'font-weight="600"'),
             svg_box(
                 440,
                 30,

@@ -162,7 +162,7 @@ def start_policy() -> LlamaForCausalLM:
     policy = LlamaForCausalLM.from_pretrained("reference")
     rng = torch.Generator().manual_seed(2)
     for parameter in policy.parameters():
-        parameter.data += 0.05 * torch.randn(parameter.shape, generator=rng).double()
+        parameter.data += 0.05 * torch.randn(parameter.shape, generator=rng)
     return policy
 
 
