@@ -811,6 +811,7 @@ WITH_TEXT = {
     "schedules": "?schedule=zb-v&ranks=3",
     "attention": "",
     "formats": "",
+    "planner": "?gpus=64&batch=1048576",
 }
 
 
