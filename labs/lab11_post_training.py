@@ -20,6 +20,9 @@
 #
 #     torchrun --nproc-per-node=4 labs/lab11_post_training.py
 #
+# Use four ranks while you work. With two ranks there is only one trainer and one sampler, so
+# nothing is cut, and the checks of steps 3 to 5 cannot find a wrong cut.
+#
 # To solve the lab yourself, create a copy with blanks, run the copy, and have it graded:
 #
 #     python labs/start.py 11                              # creates my_labs/lab11_...
@@ -386,13 +389,14 @@ if __name__ == "__main__":
 # made one step, its own probabilities are different. Let $\pi_\text{old}$ be the probability
 # that a token had when it was sampled, and $\pi$ the probability that the trainer computes now.
 # Both programs store the logarithms of these probabilities, which are called
-# **log-probabilities**. The **ratio** of a token is $\rho = \pi / \pi_\text{old} = \exp(\log
-# \pi - \log \pi_\text{old})$. The trainer increases $\rho A$: a token of a good answer ($A >
-# 0$) becomes more likely, and a token of a bad answer ($A < 0$) becomes less likely. But the
-# answers say little about a policy that is far from the policy that wrote them. So the
-# objective stops rewarding a change of the ratio beyond $1 \pm \varepsilon$, with $\varepsilon
-# = 0.2$. In the code, $\varepsilon$ is the argument `clip`. Let $\rho_c$ be the ratio, clipped
-# to the range from $1 - \varepsilon$ to $1 + \varepsilon$. The objective is
+# **log-probabilities**. The **ratio** of a token is
+# $\rho = \pi / \pi_\text{old} = \exp(\log \pi - \log \pi_\text{old})$. The trainer increases
+# $\rho A$: a token of a good answer ($A > 0$) becomes more likely, and a token of a bad answer
+# ($A < 0$) becomes less likely. But the answers say little about a policy that is far from the
+# policy that wrote them. So the objective stops rewarding a change of the ratio beyond
+# $1 \pm \varepsilon$, with $\varepsilon = 0.2$. In the code, $\varepsilon$ is the argument
+# `clip`. Let $\rho_c$ be the ratio, clipped to the range from $1 - \varepsilon$ to
+# $1 + \varepsilon$. The objective is
 #
 # $$J = \frac{\sum m \, \min(\rho A, \, \rho_c A)}{\sum m},$$
 #
@@ -648,8 +652,8 @@ if __name__ == "__main__":
 # | 48 to 63 and 80 to 95 | 1 | 1 |
 #
 # A sampler receives each number that it stores exactly once. A training step can change every
-# one of these numbers, so a plan that is right after every step must send all of them. It could
-# send fewer bytes only if it compressed the numbers. [The page about weight
+# weight that the model uses. So a plan that is right after every step must send all of these
+# weights, and it could save bytes only with compression. [The page about weight
 # sync](../clusters/weight_sync.md#send-only-the-rows-that-are-needed) derives this lower bound,
 # and a picture at its top shows a plan with three trainers.
 #
@@ -756,7 +760,7 @@ if __name__ == "__main__":
 # **What to do.** Write `sync_weights`. Trainer $t$ is rank $t$, and sampler $s$ is rank $N+s$,
 # where $N$ is the argument `trainers`. The dictionary `shards` is empty on a sampler, and a
 # trainer does not change `parts`. The rows of a sampler are written in place, so that the
-# sampler can go on with the same tensors. A message must be contiguous in memory, but a part of
+# sampler can keep using the same tensors. A message must be contiguous in memory, but a part of
 # the columns is not.
 #
 # **Check.** The samplers start with zeros. After the call, their tensors must be equal to the
@@ -847,11 +851,11 @@ if __name__ == "__main__":
 # of a token since it was sampled. Before the first step, every ratio should therefore be 1. But
 # trainer and sampler are two programs. If they compute different probabilities with the same
 # weights, the ratios are not 1, and the clip removes tokens that no step has moved. If the
-# sampler reports numbers with which it did not draw the tokens, the gradient is wrong. Neither
-# case raises an error. So compare the two programs regularly. The trainer computes the
-# log-probabilities of the sampled answers itself, and compares them *token by token* with those
-# that the sampler has reported. A mean over all tokens can hide a fault that changes few
-# tokens. The place of the first difference is also a first hint at the cause.
+# reported numbers are not the probabilities with which the sampler drew the tokens, the
+# gradient is wrong. Neither case raises an error. So compare the two programs regularly. The
+# trainer computes the log-probabilities of the sampled answers itself, and compares them *token
+# by token* with those that the sampler has reported. A mean over all tokens can hide a fault
+# that changes few tokens. The place of the first difference is also a first hint at the cause.
 #
 # **What to do.** Write `first_difference`. It returns the row and the position of the first
 # token whose two numbers differ by more than `TOLERANCE`. First means the smallest position. If

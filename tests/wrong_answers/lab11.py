@@ -617,8 +617,8 @@ return "end token" if found is None else "unknown"''',
     return "end token" if zeros and found is None else "unknown"
 """)
 wrong("cause_end_left_out", step=7, hint="cause_end_not_zero",
-      old="found = first_difference(evidence.sampler, ours, mask)",
-      new="found = first_difference(evidence.sampler, ours, mask * (evidence.answers != END))")
+      old="ours = ours.masked_fill(evidence.answers == END, 0.0)",
+      new="mask = mask * (evidence.answers != END)")
 wrong("cause_position_of_most_tokens", step=7, hint="cause_guess",
       old="if agrees(evidence.weights, shift=1):",
       new="""
