@@ -850,7 +850,7 @@ if __name__ == "__main__":
 # **Why.** The ratio of step 2 should show one thing: how far training has moved the probability
 # of a token since it was sampled. Before the first step, every ratio should therefore be 1. But
 # trainer and sampler are two programs. If they compute different probabilities with the same
-# weights, the ratios are not 1, and the clip removes tokens that no step has moved. If the
+# weights, the ratios are not 1, and the clip can remove tokens that no step has moved. If the
 # reported numbers are not the probabilities with which the sampler drew the tokens, the
 # gradient is wrong. Neither case raises an error. So compare the two programs regularly. The
 # trainer computes the log-probabilities of the sampled answers itself, and compares them *token
@@ -966,9 +966,9 @@ if __name__ == "__main__":
 # [more causes](../clusters/post_training_mismatch.md#each-cause-alone), and most of them cannot
 # be reproduced to nine decimals.
 #
-# **Check.** The lab plants each fault, then two faults at once, and then a number for `END` that
-# is wrong but not 0. For each of them, it prints the first token that differs and the cause that
-# your function names.
+# **Check.** The lab plants each fault, then two faults at once, and then a number for `END`
+# that is wrong but not 0. For each of them, it prints the first token that differs and the
+# cause that your function names.
 
 # %%
 TEMPERATURES = (0.5, 0.7, 0.8, 0.9, 1.1, 1.2, 1.5)
@@ -1264,9 +1264,10 @@ if __name__ == "__main__":
 # the weights of an adapter. In some systems, trainer and sampler take turns on the same GPUs.
 # Try this:
 #
-# - Change `seed=100 + iteration` in `check_loop` to `seed=500 + iteration`. Then undo this change,
-#   and set `LENGTH = 4` and `NEW = 5`. In our runs, each of the two changes made the last check of
-#   the lab fail. Print the rewards, and find prompts that the policy never answers right.
+# - Change `seed=100 + iteration` in `check_loop` to `seed=500 + iteration`. Then undo this
+#   change, and set `LENGTH = 4` and `NEW = 5`. In our runs, each of the two changes made the
+#   last check of the lab fail. Print the rewards of each prompt, and find the prompts that the
+#   policy almost never answers right.
 # - Let `sync_weights` run only in every fourth iteration. Which line of `check_loop` fails?
 #   Remove this line. How does the reward rise now?
 # - Leave `END` out of the mask of step 2. What happens to the length of the answers?
