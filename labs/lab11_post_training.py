@@ -132,7 +132,7 @@ if __name__ == "__main__":
 # the lab trains with one seed. Its reward curve is an example of a loop that works. It is not a
 # measurement of GRPO. With four brackets and five seeds, [one of the five
 # policies](../clusters/post_training.md#a-model-that-learns-to-close-brackets) does not solve
-# the task.
+# the task within 30 steps.
 
 # %%
 PAD, END, OPENING, CLOSING = 0, 1, 2, 4  # a closing bracket is its opening bracket + 2
