@@ -1,23 +1,27 @@
 # %% [markdown]
 # # Lab 11: Post-training
 #
-# A language model is trained first on text, and afterwards on its own answers. This second part
-# is called **post-training**. The model writes answers, a program checks them, and the training
-# makes the good answers more likely. Such a job consists of two distributed programs. The
-# **trainer** is sharded like every large training run. The **sampler** writes the answers. It
-# is an inference engine, and its shards are cut in a different way. New weights must therefore
-# travel between the two programs after every training step.
+# The training that comes after pretraining on text is called **post-training**. One kind of
+# post-training is **reinforcement learning**: the model writes answers, a program checks them,
+# and the training makes the good answers more likely. Such a job consists of two distributed
+# programs. The **trainer** computes gradients, and it is sharded like other large training
+# runs. The **sampler** writes the answers. It is an inference engine, and its shards are cut in
+# a different way. New weights must therefore travel from the trainer to the sampler again and
+# again. In this lab, they travel after every batch of answers.
 #
 # In this lab you build both halves of such a job. Half of the ranks are trainers, and the other
-# half are samplers. You write the training objective (GRPO), and you send every new weight from
-# the trainer that stores it directly to the samplers that need it. Then you find out why a
-# sampler and a trainer disagree about the same answers. At the end the whole job runs, and a
-# small model learns to close brackets in the right order.
+# half are samplers. You write the training objective of GRPO, which step 1 introduces. You send
+# every new weight from the trainer that stores it directly to the samplers that need it. Then
+# you find out why a sampler and a trainer compute different probabilities for the same answers.
+# At the end the whole job runs, and a small model learns to close brackets in the right order.
 #
 # You can run the finished lab on the CPU, or with one GPU per process. The number of ranks must
 # be 2, 4 or 8:
 #
 #     torchrun --nproc-per-node=4 labs/lab11_post_training.py
+#
+# Use four ranks while you work. With two ranks there is only one trainer and one sampler, so
+# nothing is cut, and the checks of steps 3 to 5 cannot find a wrong cut.
 #
 # To solve the lab yourself, create a copy with blanks, run the copy, and have it graded:
 #
@@ -38,10 +42,14 @@
 # of the other steps, so you can solve the steps in any order.
 #
 # Plan three to four hours for the lab. You need no knowledge of reinforcement learning. You
-# should know how FSDP shards a model (lab 03), how tensor parallelism cuts one (lab 10), and
-# what a KV cache stores (chapter 09). The two pages about post-training derive the methods of
-# this lab. Four symbols occur in all steps: there are $N$ trainers and $M$ samplers, each
-# prompt gets $G$ answers, and $h$ is the width of the model.
+# should know how FSDP shards a model ([lab 03](lab03_fsdp.py)), how tensor parallelism cuts a
+# model ([lab 10](lab10_model_parallel.py)), and what a [KV
+# cache](../09_inference.md#the-key-value-cache) stores. Three pages derive the methods of this
+# lab: [GRPO from scratch](../clusters/post_training.md) belongs to steps 1, 2 and 8, [weight
+# sync](../clusters/weight_sync.md) to steps 3 to 5, and [trainer and sampler
+# disagree](../clusters/post_training_mismatch.md) to steps 6 and 7. You can solve the lab
+# without them. Four symbols occur in several steps: there are $N$ trainers and $M$ samplers,
+# each prompt gets $G$ answers, and $h$ is the width of the model.
 # %%
 import os
 import sys
@@ -116,8 +124,15 @@ if __name__ == "__main__":
 #
 # A policy that never writes a right answer gets no reward and cannot learn. The model is
 # therefore first taught the *format* of an answer: one, two or three random closing brackets,
-# and then `END`. About one answer in 24 is then right by chance. All numbers are float64, so
-# that rounding cannot hide an error.
+# and then `END`. One answer in three then has the right length, and each of its three brackets
+# is right with probability 1/2. So about one answer in 24 is right by chance. All weights and
+# probabilities are float64, so that rounding cannot hide an error.
+#
+# The task is small on purpose. A prompt of three brackets has only eight different values, and
+# the lab trains with one seed. Its reward curve is an example of a loop that works. It is not a
+# measurement of GRPO. With four brackets and five seeds, [one of the five
+# policies](../clusters/post_training.md#a-model-that-learns-to-close-brackets) does not solve
+# the task within 30 steps.
 
 # %%
 PAD, END, OPENING, CLOSING = 0, 1, 2, 4  # a closing bracket is its opening bracket + 2
@@ -311,24 +326,29 @@ if __name__ == "__main__":
 # %% [markdown]
 # ## Step 1: the advantage of an answer
 #
-# **Why.** The sampler writes $G$ answers to each prompt, and each answer gets a reward $r_i$.
-# Should a reward of 1 make its answer more likely? That depends on the other answers. If all
-# answers to an easy prompt are right, the policy has nothing to learn from this prompt. If only
-# one of eight answers is right, this one answer is very informative. So the reward itself is
-# not decisive. What counts is how much better the answer is than the other answers to the
-# *same* prompt. This is the **advantage** $A_i$ of the answer. GRPO (group relative policy
-# optimization) computes it from the mean and the standard deviation of the $G$ rewards:
+# **Why.** The sampler writes $G$ answers to each prompt. These $G$ answers form a **group**,
+# and each answer gets a reward $r_i$. Should a reward of 1 make its answer more likely? That
+# depends on the other answers. If all answers to an easy prompt are right, no answer is better
+# than another one. If only one of eight answers is right, the policy should write this one
+# answer more often. So we need a number that says how much better an answer is than the other
+# answers to the *same* prompt. This number is the **advantage** $A_i$ of the answer. GRPO
+# (group relative policy optimization) computes it from the mean and the standard deviation of
+# the $G$ rewards:
 #
 # $$A_i = \frac{r_i - \mathrm{mean}(r_1, \dots, r_G)}{\mathrm{std}(r_1, \dots, r_G) + 10^{-4}}$$
 #
-# An older method, PPO, trains a second model, the critic, which predicts the reward that an
-# answer can expect. GRPO needs no second model, because the mean of the group replaces this
+# An older method, PPO, usually trains a second model, the critic, which predicts the reward
+# that an answer can expect. GRPO needs no critic, because the mean of the group replaces this
 # prediction. The small number in the denominator avoids a division by zero if all rewards are
-# equal. All advantages of such a group are 0.
+# equal. All advantages of such a group are 0, so the policy learns nothing from it. [The page
+# about GRPO](../clusters/post_training.md#a-baseline-does-not-change-the-mean) derives why a
+# mean may be subtracted, and [what the division by the standard deviation
+# changes](../clusters/post_training.md#what-the-standard-deviation-changes).
 #
-# **What to do.** Write `group_advantages`. The rewards are in the order of the prompts: the
-# first $G$ rewards belong to the first prompt, the next $G$ rewards to the second prompt. The
-# standard deviation is the one that `Tensor.std` computes by default, which divides by $G - 1$.
+# **What to do.** Write `group_advantages`. The argument `group` is $G$. The rewards are in the
+# order of the prompts: the first $G$ rewards belong to the first prompt, the next $G$ rewards
+# to the second prompt. Return one advantage for each reward, in the same order. The standard
+# deviation is the one that `Tensor.std` computes by default, which divides by $G - 1$.
 #
 # **Check.** The lab compares the advantages of three groups with numbers that you can compute
 # by hand. For the rewards 1, 0, 0, 0, the mean is 0.25 and the standard deviation is 0.5. The
@@ -368,16 +388,21 @@ if __name__ == "__main__":
 # **Why.** The answers were written with the weights of the sampler. As soon as the trainer has
 # made one step, its own probabilities are different. Let $\pi_\text{old}$ be the probability
 # that a token had when it was sampled, and $\pi$ the probability that the trainer computes now.
-# Their **ratio** is $\rho = \pi / \pi_\text{old} = \exp(\log \pi - \log \pi_\text{old})$. The
-# trainer increases $\rho A$: a token of a good answer ($A > 0$) becomes more likely, and a
-# token of a bad answer ($A < 0$) becomes less likely. But the answers say little about a policy
-# that is far from the one that wrote them. So the objective stops rewarding a change of the
-# ratio beyond $1 \pm \varepsilon$, with $\varepsilon = 0.2$. Let $\rho_c$ be the ratio, clipped
-# to the range from $1 - \varepsilon$ to $1 + \varepsilon$. The objective is
+# Both programs store the logarithms of these probabilities, which are called
+# **log-probabilities**. The **ratio** of a token is
+# $\rho = \pi / \pi_\text{old} = \exp(\log \pi - \log \pi_\text{old})$. The trainer increases
+# $\rho A$: a token of a good answer ($A > 0$) becomes more likely, and a token of a bad answer
+# ($A < 0$) becomes less likely. But the answers say little about a policy that is far from the
+# policy that wrote them. So the objective stops rewarding a change of the ratio beyond
+# $1 \pm \varepsilon$, with $\varepsilon = 0.2$. In the code, $\varepsilon$ is the argument
+# `clip`. Let $\rho_c$ be the ratio, clipped to the range from $1 - \varepsilon$ to
+# $1 + \varepsilon$. The objective is
 #
 # $$J = \frac{\sum m \, \min(\rho A, \, \rho_c A)}{\sum m},$$
 #
-# where both sums go over all tokens of all answers.
+# where both sums go over all tokens of all answers. The **mask** $m$ of a token is 1 if the
+# token counts, and 0 if it does not. All tokens of an answer have the advantage $A$ of this
+# answer.
 #
 # The minimum clips only in one direction. If $A > 0$ and $\rho = 1.5$, the token is already
 # much more likely than before. The minimum is then $1.2 A$, which is constant, so the gradient
@@ -386,13 +411,18 @@ if __name__ == "__main__":
 # same holds below 1: for $\rho = 0.5$, the gradient is zero if $A < 0$, and it is not zero if
 # $A > 0$.
 #
-# The **mask** $m$ is 1 for a token that the policy chose, and 0 for padding. The token `END`
-# was also chosen by the policy, so it counts. If `END` did not count, no gradient would tell
-# the policy when to stop.
+# Which tokens count? The mask is 1 for each token that the policy chose, and 0 for padding. All
+# answers are stored with the same length, so an answer is padded with `PAD` after its `END`.
+# The policy also chose the token `END` itself, so `END` counts. If `END` did not count, [no
+# gradient would teach the policy to write
+# it](../clusters/post_training.md#the-end-of-sequence-token-is-never-learned). The policy can
+# even choose the token `PAD` before `END`. Such a `PAD` is not padding, so it counts, too.
 #
-# **What to do.** Write `answer_mask` and `clipped_loss`. The mean is taken over all tokens that
-# count, so that each of these tokens has the same weight. An optimizer minimizes, so the loss
-# is $-J$.
+# **What to do.** Write `answer_mask` and `clipped_loss`. An optimizer minimizes, so the loss is
+# $-J$. The lab takes one mean over all tokens that count. The original GRPO takes the mean of
+# each answer first, so a token of a long answer counts less. [Both means are in
+# use](../clusters/post_training.md#which-mean-over-tokens-or-over-answers). The original GRPO
+# also adds a penalty for the distance from a reference model. The lab has no reference model.
 #
 # **Check.** The lab compares the mask of four answers with the right one. It then computes the
 # loss of five tokens, of which one is padding, and the gradient of each token.
@@ -450,16 +480,17 @@ if __name__ == "__main__":
 # %% [markdown]
 # ## Step 3: two ways to cut the same weights
 #
-# **Why.** Both programs cut every weight into parts, but for different reasons. The trainer
-# shards like FSDP, to save memory. Each trainer stores some *rows* of each weight, and gathers
-# the whole weight only for a forward or backward pass. The sampler uses tensor parallelism, so
-# that no weight has to be gathered for each new token. Each sampler stores the part of a weight
-# with which it computes *its* heads and *its* columns of the hidden activation. Before you can
-# send a weight from one program to the other, you must know both cuts.
+# **Why.** Both programs cut weights into parts, but for different reasons. The trainer shards
+# like FSDP, to save memory. Each trainer stores some *rows* of each weight, and gathers the
+# whole weight only for a forward or backward pass. The sampler uses tensor parallelism, so that
+# no weight has to be gathered for each new token. Each sampler stores the part of a weight with
+# which it computes *its* heads and *its* columns of the hidden activation. Before you can send
+# a weight from one program to the other, you must know both cuts.
 #
-# **The trainers.** FSDP gives each of $N$ trainers $\lceil \text{rows} / N \rceil$ rows until
-# no rows are left. With 10 rows and 4 trainers, the trainers store 3, 3, 3 and 1 rows. With 6
-# rows and 4 trainers, they store 2, 2, 2 and 0 rows.
+# **The trainers.** [`fully_shard`](../04_fsdp.md#for-real-fully_shard) gives each of $N$
+# trainers $\lceil \text{rows} / N \rceil$ rows until no rows are left. With 10 rows and 4
+# trainers, the trainers store 3, 3, 3 and 1 rows. With 6 rows and 4 trainers, they store 2, 2,
+# 2 and 0 rows.
 #
 # **The samplers.** Every weight maps its columns to its rows. There are four kinds of weights:
 #
@@ -473,10 +504,14 @@ if __name__ == "__main__":
 # The weight `qkv` is the difficult one. Its first $h$ rows compute the queries of all heads,
 # the next $h$ rows compute the keys, and the last $h$ rows compute the values. A sampler needs
 # the queries, keys and values of the *same* heads. Its rows are therefore three ranges, and not
-# one. For $h = 32$ and $M = 2$, sampler 0 needs the rows 0 to 15, 32 to 47, and 64 to 79.
+# one: part $i$ of $M$ equal parts of each third of the rows. For $h = 32$ and $M = 2$, sampler
+# 0 needs the rows 0 to 15, 32 to 47, and 64 to 79. [A wrong cut of `qkv` moves the same number
+# of bytes](../clusters/weight_sync.md#send-only-the-rows-that-are-needed), so only the results
+# of the sampler show it.
 #
 # **What to do.** Write `owned_rows` and `cut_of`. The function `cut_of` returns a list of
-# ranges of rows, in the order in which the sampler stores them, and one range of columns.
+# ranges of rows, in the order in which the sampler stores them, and one range of columns. Its
+# arguments `rows` and `columns` are the size of the whole weight.
 #
 # **Check.** The samplers compute a forward pass with their parts. Their logits must equal those
 # of the whole model. The rows of the trainers must equal those of `torch.chunk`.
@@ -501,6 +536,7 @@ def cut_of(
     """
     # >>> solution 3: return a list of ranges of rows, and one range of columns
     # hint: name.rpartition(".")[2] is the kind. Only qkv has more than one range of rows.
+    # hint: sampler and samplers are i and M. One third of the rows of qkv are rows // 3.
     kind = name.rpartition(".")[2]
     if kind == "qkv":
         third, size = rows // 3, rows // 3 // samplers
@@ -600,13 +636,13 @@ if __name__ == "__main__":
 #
 # **Why.** The simplest way to send the weights is to gather each whole weight on one trainer
 # and to broadcast it to all samplers. The sampler then throws away what it does not need. That
-# one trainer needs memory for whole weights, its network link carries everything, and each
-# sampler receives almost $M$ times more than it stores. There is a better way, because both
-# cuts are known in advance. For each range of rows that a sampler needs, and for each trainer,
-# compute the **overlap** of the two ranges. If it is not empty, the trainer must send these
-# rows to the sampler, and only the columns that the sampler stores. This list of pieces is the
-# **plan**. Every rank computes the same plan, so no rank has to ask another rank for anything.
-# For `qkv` with $h = 32$, $N = 2$ and $M = 2$, the plan is:
+# one trainer needs memory for the whole weight, its network link carries everything, and each
+# sampler receives almost $M$ times as many bytes as it stores. There is a better way, because
+# both cuts are known in advance. For each range of rows that a sampler needs, and for each
+# trainer, compute the **overlap** of the two ranges. If it is not empty, the trainer must send
+# these rows to the sampler, and only the columns that the sampler stores. This list of pieces
+# is the **plan**. Every rank computes the same plan, so no rank has to ask another rank for
+# anything. For `qkv` with $h = 32$, $N = 2$ and $M = 2$, the plan is:
 #
 # | rows of `qkv` | trainer that stores them | sampler that needs them |
 # |---|---|---|
@@ -615,15 +651,20 @@ if __name__ == "__main__":
 # | 64 to 79 | 1 | 0 |
 # | 48 to 63 and 80 to 95 | 1 | 1 |
 #
-# A sampler receives each number that it stores exactly once. A training step changes all of
-# these numbers, so no plan can send fewer bytes unless it compresses them.
+# A sampler receives each number that it stores exactly once. A training step can change every
+# weight that the model uses. So a plan that is right after every step must send all of these
+# weights, and it could save bytes only with compression. [The page about weight
+# sync](../clusters/weight_sync.md#send-only-the-rows-that-are-needed) derives this lower bound,
+# and a picture at its top shows a plan with three trainers.
 #
 # **What to do.** Write `make_plan`. A `Piece` describes the same rows twice. `source` contains
 # their numbers within the shard of the trainer, and `target` their numbers within the tensor of
 # the sampler. The rows 64 to 79 of `qkv` are the rows 16 to 31 of the shard of trainer 1,
 # because this shard begins with row 48. They are the rows 32 to 47 of the tensor of sampler 0,
-# because that tensor contains 32 other rows before them. Trainers always store whole rows, so
-# the same range of columns is right for both sides.
+# because that tensor contains 32 other rows before them. The columns are described only once,
+# by their numbers in the whole weight. A trainer stores whole rows, so these are also the
+# columns of its shard. The tensor of a sampler contains exactly these columns and no others, so
+# the sampler later writes whole rows of its tensor.
 #
 # **Check.** The lab copies the pieces within one process, for several numbers of trainers and
 # samplers. Every number of each sampler must be written exactly once, and with the right value.
@@ -707,22 +748,27 @@ if __name__ == "__main__":
 # ## Step 5: send the rows
 #
 # **Why.** Now the plan is carried out. Each piece is one message from one trainer to one
-# sampler. All messages should travel at the same time, and no rank may wait for a message while
-# another rank waits for it. `dist.batch_isend_irecv` starts a list of sends and receives
-# together, so the order within the list cannot cause a deadlock. Only the messages between the
-# same two ranks must be in the same order on both sides. Both sides read the same plan, so this
-# condition is met.
+# sampler. All messages should travel at the same time, and no two ranks may wait for each
+# other. `dist.batch_isend_irecv` receives a list of sends and receives, and starts all of them
+# before anything waits. Messages to different ranks can then be in any order. Only the messages
+# between the same two ranks must be in the same order on both sides. Both sides read the same
+# plan, so this condition is met.
 #
 # The sampler must not read a message before it has arrived, and the trainer must not change the
-# rows before they are sent. Both therefore wait for all messages before they return.
+# rows before they have been sent. Both therefore wait for all messages before they return.
 #
-# **What to do.** Write `sync_weights`. Trainer $t$ is rank $t$, and sampler $s$ is rank $N+s$.
-# The rows of a sampler are written in place, so that the sampler can go on with the same
-# tensors. A message must be contiguous in memory, but a range of columns is not.
+# **What to do.** Write `sync_weights`. Trainer $t$ is rank $t$, and sampler $s$ is rank $N+s$,
+# where $N$ is the argument `trainers`. The dictionary `shards` is empty on a sampler, and a
+# trainer does not change `parts`. The rows of a sampler are written in place, so that the
+# sampler can keep using the same tensors. A message must be contiguous in memory, but a part of
+# the columns is not.
 #
 # **Check.** The samplers start with zeros. After the call, their tensors must be equal to the
 # parts of the whole model, to the last bit. The lab counts the messages and the bytes in the
-# calls of `isend`, and compares the bytes with the size of the parts. No collective is allowed.
+# calls of `isend`, and compares the bytes with the size of the parts. `check.py` also refuses
+# collectives, because they would send more. [The page about weight
+# sync](../clusters/weight_sync.md#what-each-way-of-weight-sync-costs) compares the times of
+# both ways, also for several copies of the sampler.
 
 
 # %%
@@ -801,25 +847,29 @@ if __name__ == "__main__":
 # %% [markdown]
 # ## Step 6: the first token that differs
 #
-# **Why.** The ratio of step 2 is right only if the sampler and the trainer compute the same
-# probability for the same token and the same weights. They are two programs, and any difference
-# between them silently changes the objective. No error appears. The training becomes worse, and
-# nothing points to the reason. So every job of this kind should compare the two programs
-# regularly. The trainer computes the log-probabilities of the sampled answers itself, and
-# compares them *token by token* with those that the sampler has reported. A mean over all
-# tokens would hide most faults. The place of the first difference, however, is already a hint
-# at its cause.
+# **Why.** The ratio of step 2 should show one thing: how far training has moved the probability
+# of a token since it was sampled. Before the first step, every ratio should therefore be 1. But
+# trainer and sampler are two programs. If they compute different probabilities with the same
+# weights, the ratios are not 1, and the clip can remove tokens that no step has moved. If the
+# reported numbers are not the probabilities with which the sampler drew the tokens, the
+# gradient is wrong. Neither case raises an error. So compare the two programs regularly. The
+# trainer computes the log-probabilities of the sampled answers itself, and compares them *token
+# by token* with those that the sampler has reported. A mean over all tokens can hide a fault
+# that changes few tokens. The place of the first difference is also a first hint at the cause.
 #
 # **What to do.** Write `first_difference`. It returns the row and the position of the first
 # token whose two numbers differ by more than `TOLERANCE`. First means the smallest position. If
 # several answers differ at this position, return the one with the smallest row. Padding does
-# not count. A NaN is a difference too. Remember that every comparison with NaN is false.
+# not count. A NaN is always a difference, whether the sampler, the trainer or both computed it.
+# Remember that `<`, `<=`, `>`, `>=` and `==` are false if one side is NaN.
 #
 # Here both programs compute in float64, so a tolerance of $10^{-9}$ is enough for the different
-# orders of additions. Real systems compute in bf16 and use different kernels. They need a
-# tolerance that is larger than their rounding differences.
+# orders of additions. Real systems usually compute in bf16 and use different kernels. They need
+# a tolerance that is larger than their rounding differences. [A table of
+# differences](../clusters/post_training_mismatch.md#each-cause-alone) shows how large such
+# differences were in a small policy.
 #
-# **Check.** The lab tries five small tables. Then the samplers answer 32 prompts with a KV
+# **Check.** The lab tries seven small tables. Then the samplers answer 32 prompts with a KV
 # cache and cut weights, and the trainers compare all tokens.
 
 # %%
@@ -875,6 +925,8 @@ if __name__ == "__main__":
             ([[1.0, 2.1], [3.1, 4.0]], [[1.0, 2.0], [3.0, 4.0]], (1, 0)),
             ([[1.0, 2.0], [3.0, 3.9]], [[1.0, 2.0], [3.0, 4.0]], (1, 1)),
             ([[1.0, nan], [3.0, 4.0]], [[1.0, 2.0], [3.0, 4.0]], (0, 1)),
+            ([[1.0, 2.0], [3.0, 4.0]], [[1.0, 2.0], [nan, 4.0]], (1, 0)),
+            ([[1.0, 2.0], [3.0, nan]], [[1.0, 2.0], [3.0, nan]], (1, 1)),
             ([[1.0, 2.0], [3.0, 4.0]], [[1.0, 2.0], [9.0, 4.0]], None),
         ):
             mask = torch.tensor([[1.0, 1.0], [0.0 if due is None else 1.0, 1.0]])
@@ -902,15 +954,21 @@ if __name__ == "__main__":
 #
 # A pattern alone proves nothing. Stale weights and a temperature can both change every token
 # from the first one on. A wrong position and a missing `END` can both begin at the second
-# token. Only a *reproduction* proves a cause. The trainer plants the same fault in its own
-# computation. If it then gets the numbers of the sampler for all tokens, it has found the
-# cause. `token_log_probs` therefore has the arguments `temperature` and `shift`.
+# token. A *reproduction* is much stronger evidence. The trainer plants the same fault in its
+# own computation. If it then gets the numbers of the sampler for *all* tokens, to nine
+# decimals, the fault explains everything that was observed. `token_log_probs` therefore has the
+# arguments `temperature` and `shift`.
 #
-# **What to do.** Write `name_the_cause`. Return `none` if all tokens agree. If no single fault
-# of the list explains all tokens, return `unknown`. A wrong diagnosis is worse than none.
+# **What to do.** Write `name_the_cause`. Its argument is an `Evidence`, the class above. It
+# contains the newest weights of the trainer, its weights before the last step, the answers, and
+# the numbers of the sampler. Return `none` if all tokens agree. If no single fault of the list
+# explains all tokens, return `unknown`. A wrong diagnosis is worse than none. Real systems have
+# [more causes](../clusters/post_training_mismatch.md#each-cause-alone), and most of them cannot
+# be reproduced to nine decimals.
 #
-# **Check.** The lab plants each fault, and then two faults at once. For each, it prints the
-# first token that differs and the cause that your function names.
+# **Check.** The lab plants each fault, then two faults at once, and then a number for `END`
+# that is wrong but not 0. For each of them, it prints the first token that differs and the
+# cause that your function names.
 
 # %%
 TEMPERATURES = (0.5, 0.7, 0.8, 0.9, 1.1, 1.2, 1.5)
@@ -919,7 +977,7 @@ TEMPERATURES = (0.5, 0.7, 0.8, 0.9, 1.1, 1.2, 1.5)
 def name_the_cause(evidence: Evidence) -> str:
     """Return "none", "stale weights", "temperature", "position", "end token" or "unknown"."""
     # >>> solution 7: plant each fault in the trainer's computation, and compare all tokens
-    # hint: For "end token", ask whether all other tokens agree.
+    # hint: For "end token", replace the trainer's own numbers of END by 0.
     mask = answer_mask(evidence.answers)
 
     def agrees(weights: dict[str, torch.Tensor], **fault) -> bool:
@@ -934,8 +992,10 @@ def name_the_cause(evidence: Evidence) -> str:
         return "temperature"
     if agrees(evidence.weights, shift=1):
         return "position"
-    mask = mask * (evidence.answers != END)
-    return "end token" if agrees(evidence.weights) else "unknown"
+    ours = token_log_probs(evidence.weights, evidence.prompts, evidence.answers)
+    ours = ours.masked_fill(evidence.answers == END, 0.0)
+    found = first_difference(evidence.sampler, ours, mask)
+    return "end token" if found is None else "unknown"
     # <<< solution
 
 
@@ -949,9 +1009,13 @@ if __name__ == "__main__":
             ("a wrong position", "position", NEWER, {"shift": 1}),
             ("an END without a number", "end token", NEWER, {"counts_end": False}),
             ("two faults", "unknown", OLDER, {"temperature": 0.7}),
+            ("a wrong number for END", "unknown", NEWER, {}),
         )
         for planted, due, weights, fault in faults:
             evidence = collect(cut(weights, max(rank - N, 0), M), seed=7, n=32, **fault)
+            if planted == "a wrong number for END":
+                wrong = evidence.sampler - 0.5 * (evidence.answers == END)
+                evidence = evidence._replace(sampler=wrong)
             mask = answer_mask(evidence.answers)
             ours = token_log_probs(NEWER, evidence.prompts, evidence.answers)
             first = first_difference(evidence.sampler, ours, mask)
@@ -965,10 +1029,11 @@ if __name__ == "__main__":
 # %% [markdown]
 # ## Step 8: the whole loop
 #
-# **Why.** One iteration of the loop has five stages. The samplers answer the prompts, $G$ times
-# each. These answers are called **rollouts**. All trainers get the rollouts. The trainers
-# compute rewards and advantages, and make two steps of the optimizer. Then `sync_weights` sends
-# the new weights to the samplers. Two decisions in this loop are easy to get wrong.
+# **Why.** One iteration of the loop has four stages. First, the samplers answer each prompt $G$
+# times. These answers are called **rollouts**. Second, all trainers get the rollouts. Third,
+# the trainers compute rewards and advantages, and make two steps of the optimizer. Fourth,
+# `sync_weights` sends the new weights to the samplers. Two decisions in this loop are easy to
+# get wrong.
 #
 # **The mean over tokens.** Each trainer computes the loss of its own share of the answers, and
 # the gradients of all trainers are *added*. The answers have different lengths, so the shares
@@ -981,16 +1046,26 @@ if __name__ == "__main__":
 # **The old log-probabilities.** The trainer makes two steps with the same rollouts. In both
 # steps, $\log \pi_\text{old}$ is the number that the *sampler* reported. If the trainer
 # computed it again before each step, the ratio would always be 1, and nothing would ever be
-# clipped.
+# clipped. A system can also compute it once, in the trainer, before the first step. The clip
+# then ignores every difference between trainer and sampler, so the system must [correct this
+# difference in another
+# way](../clusters/post_training_mismatch.md#what-importance-weights-correct). The lab does not
+# do this.
 #
-# **What to do.** Write `share_of_loss` and `train_on`. The advantages compare the $G$ answers
-# to a prompt, so compute them before you divide the answers among the trainers. The number of
-# answers is a multiple of the number of trainers.
+# **What to do.** Write `share_of_loss` and `train_on`. The class `Trainer` below has two
+# methods that you need: `gathered` returns the whole weights, and `step` adds the gradients of
+# all trainers and makes one step of the optimizer. The advantages compare the $G$ answers to a
+# prompt, so compute them before you divide the answers among the trainers. The number of
+# answers is a multiple of the number of trainers. The lab has a function for everything else:
+# `rewards_of`, `group_advantages`, `answer_mask`, `token_log_probs`, and the constants `GROUP`
+# and `UPDATES`.
 #
 # **Check.** The lab trains on one batch of rollouts, and compares the weights of the trainers
 # with those of one process. It also leaves out `sync_weights` once, and your step 7 must then
-# name the cause. At last it runs the whole loop. Before each training step it compares trainer
-# and sampler token by token.
+# name the cause. Finally it runs the whole loop. Before the trainers use a batch, the lab
+# compares trainer and sampler token by token. With three brackets and this seed, the reward
+# must rise above 0.9. This shows that the loop works. It does not show that GRPO solves every
+# task, or this task with every seed.
 
 
 # %%
@@ -1180,12 +1255,19 @@ if __name__ == "__main__":
 # %% [markdown]
 # ## Where to go from here
 #
-# You have written the parts that every system for post-training contains: the objective, the
-# plan for the weights, and the comparison of the two programs. Real systems add several
-# methods. They let the samplers go on while the trainers work, and then correct for stale
-# weights. They send the weights in buckets, or only the weights of an adapter. They let trainer
-# and sampler take turns on the same GPUs. Try this:
+# You have written three parts of a system for reinforcement learning with a separate sampler:
+# the objective, the plan for the weights, and the comparison of the two programs. Real systems
+# add several methods. Some systems let the samplers [continue while the trainers
+# work](../clusters/post_training_at_scale.md), and correct for stale weights. Some send the
+# weights in buckets, [while answers are being
+# written](../clusters/weight_sync.md#switch-while-answers-are-being-written), or they send only
+# the weights of an adapter. In some systems, trainer and sampler take turns on the same GPUs.
+# Try this:
 #
+# - Change `seed=100 + iteration` in `check_loop` to `seed=500 + iteration`. Then undo this
+#   change, and set `LENGTH = 4` and `NEW = 5`. In our runs, each of the two changes made the
+#   last check of the lab fail. Print the rewards of each prompt, and find the prompts that the
+#   policy almost never answers right.
 # - Let `sync_weights` run only in every fourth iteration. Which line of `check_loop` fails?
 #   Remove this line. How does the reward rise now?
 # - Leave `END` out of the mask of step 2. What happens to the length of the answers?

@@ -126,7 +126,9 @@ def objective(submission, reference, lesson):
     found, true = found.double(), true.double()
     for answer, mine, due in zip(answers, found, true, strict=True):
         hint = "mask_by_pad"
-        if (mine > due).any():
+        if not mine.any():
+            hint = "mask_zero"
+        elif (mine > due).any():
             hint = "mask_after_end"
         elif end not in answer:
             hint = "mask_without_end"
@@ -136,15 +138,20 @@ def objective(submission, reference, lesson):
         require(torch.equal(mine, due), what, hint)
     yield "the mask of every answer is right"
 
-    for clip in (0.2, 0.5):
-        check_loss(submission, clip)
+    for clip, far in ((0.2, False), (0.5, False), (0.2, True)):
+        check_loss(submission, clip, far)
 
 
-def check_loss(submission: ModuleType, clip: float) -> None:
-    """Raise `Wrong` unless the loss and its gradients are right for this limit."""
+def check_loss(submission: ModuleType, clip: float, far: bool) -> None:
+    """Raise `Wrong` unless the loss and its gradients are right for this limit.
+
+    With `far`, some ratios are very far from 1.
+    """
     n, t = 4, 4  # equal numbers, so that a wrong shape of the advantages is not an error
     ratio = 1 + 1.5 * (torch.rand(n, t, generator=torch.Generator().manual_seed(5)) - 0.4)
     ratio, old = ratio.double(), random(n, t)
+    if far:  # an additional limit, for example that of dual-clip PPO, changes these tokens
+        ratio[:, 0] = torch.tensor([0.01, 0.02, 30.0, 40.0])
     new = (old + ratio.log()).requires_grad_()
     a = torch.tensor([1.0, -0.5, 2.0, -1.5], dtype=torch.float64)
     mask = torch.ones(n, t, dtype=torch.float64).tril(1)
@@ -184,7 +191,8 @@ def check_loss(submission: ModuleType, clip: float) -> None:
     loss = submission.clipped_loss(new, old, a, mask, clip)
     require_tensor("the value that clipped_loss returns", loss, [], "loss_scalar")
     what = f"with clip = {clip}, the loss is {loss.item():.5f}, but it should be {true:.5f}"
-    require(isclose(loss.item(), true), what, matching_hint(loss.item(), known))
+    hint = "loss_limits" if far else matching_hint(loss.item(), known)
+    require(isclose(loss.item(), true), what, hint)
     require(loss.requires_grad, "the loss has no gradient", "loss_detached")
     loss.backward()
     active = torch.where(a[:, None] > 0, ratio <= 1 + clip, ratio >= 1 - clip)
@@ -229,7 +237,8 @@ def cuts(submission, reference, lesson):
 
     for samplers, h in CUTS:
         shapes = {"position": (7, h), "12.qkv": (3 * h, h), "0.qkv": (3 * h, h)}
-        shapes |= {"1.up": (4 * h, h), "1.out": (h, h), "1.down": (h, 4 * h), "head": (6, h)}
+        shapes |= {"1.up": (4 * h, h), "1.out": (h, h), "1.down": (h, 4 * h)}
+        shapes |= {"token": (6, h), "head": (6, h)}
         for (name, shape), sampler in itertools.product(shapes.items(), range(samplers)):
             found = submission.cut_of(name, *shape, sampler, samplers)
             true = reference.cut_of(name, *shape, sampler, samplers)
@@ -510,18 +519,25 @@ def first(submission, reference, lesson):
         ({(2, 0): nan, (3, 1): 0.5}, [], (2, 0), "first_nan"),
         ({(1, 0): tiny, (2, 1): 0.5}, [], (2, 1), "first_tolerance"),
         ({(1, 0): 1e-6, (2, 1): 0.5}, [], (1, 0), "first_tolerance"),
+        ({(1, 0): 5e-10, (2, 1): 3e-9, (3, 2): 0.5}, [], (2, 1), "first_tolerance"),
         ({(2, 0): float("-inf")}, [], (2, 0), "first_nan"),
     )
-    for differences, padding, due, hint in cases:
+    tables = [(*case, "sampler") for case in cases]
+    tables += [(*case, "trainer") for case in cases]
+    tables += [({(2, 0): nan}, [], (2, 0), "first_nan", "sampler and trainer")]
+    for differences, padding, due, hint, who in tables:
         sampler, trainer, mask = zeros - 1.5, zeros - 1.5, ones.clone()
         for place, value in differences.items():
-            sampler[place] += value
+            for name, table in (("sampler", sampler), ("trainer", trainer)):
+                if name in who:
+                    table[place] += value
         for place in padding:
             mask[place] = 0.0
         found = submission.first_difference(sampler, trainer, mask)
         with contextlib.suppress(TypeError, ValueError):
             found = tuple(map(int, found))
-        case = f"with the differences {differences} and padding at {padding or 'no place'},"
+        case = f"if {differences} is added to the numbers of the {who}, and padding is at"
+        case += f" {padding or 'no place'},"
         what = f"{case} first_difference returns {show(found)}, but it should return {due}"
         is_place = found is None or (isinstance(found, tuple) and len(found) == 2)
         require(is_place, what, "first_kind")
@@ -575,6 +591,21 @@ def cases_of(reference: ModuleType) -> Iterable[tuple[str, str, Any]]:
     evidence = make(reference, 11, temperature=0.7)
     evidence.sampler[3, 0] += 0.01
     yield "unknown", "the temperature is 0.7, and one more number is wrong", evidence
+    for seed, what, fault in (
+        (13, "the weights are stale", {"stale": True}),
+        (14, "the positions are too large by one", {"shift": 1}),
+        (15, "END is not counted", {"counts_end": False}),
+    ):
+        evidence = make(reference, seed, **fault)
+        mask = reference.answer_mask(evidence.answers).masked_fill(
+            evidence.answers == reference.END, 0.0
+        )
+        mask[:, 0] = 0.0
+        evidence.sampler[tuple(mask.nonzero()[-1])] += 0.01
+        yield "unknown", f"{what}, and one more number is wrong", evidence
+    evidence = make(reference, 16)
+    evidence.sampler[evidence.answers == reference.END] -= 0.5
+    yield "unknown", "the numbers of END are wrong, but they are not 0", evidence
     yield (
         "unknown",
         "the temperature is 0.6, which is not in the list",
@@ -596,6 +627,8 @@ def cause(submission, reference, lesson):
             hint = "cause_none"
         elif due == "unknown":
             hint = "cause_guess"
+            if found == "end token" and "not 0" in what:
+                hint = "cause_end_not_zero"
         elif found in ("none", "unknown"):
             hint = {
                 "stale weights": "missed_stale", "temperature": "missed_temperature",
@@ -716,6 +749,10 @@ def train_in_one_process(
         advantages = reference.group_advantages(rewards, len(rewards))
     if mistake == "padding":
         mask = torch.ones_like(mask)
+    if mistake == "pad":
+        mask = (rollouts.answers != reference.PAD).float()
+    if mistake == "end":
+        mask = mask * (rollouts.answers != reference.END)
     descent, first = Descent(weights), None
     old = rollouts.old
     for _ in range(reference.UPDATES):
@@ -732,6 +769,8 @@ def train_in_one_process(
             loss = sum(reference.clipped_loss(*each) for each in zip(*tensors, strict=True))
         gradients = torch.autograd.grad(loss, list(whole.values()))
         descent.step(dict(zip(whole, gradients, strict=True)))
+        if mistake == "previous":
+            old = new.detach()
         if mistake == "gathered once":
             first = whole
     return weights
@@ -770,9 +809,10 @@ def check_training(
     if equals(train_in_one_process(reference, rollouts)):
         return
     hints = {
-        "recomputed": "old_recomputed", "own": "old_recomputed", "rewards": "train_rewards",
-        "gathered once": "gathered_once", "padding": "train_mask", "batch": "train_groups",
-        "own means": "train_own_means", "sign": "train_sign",
+        "recomputed": "old_recomputed", "own": "old_recomputed", "previous": "old_recomputed",
+        "gathered once": "gathered_once", "padding": "train_mask", "pad": "train_mask",
+        "end": "train_mask", "batch": "train_groups", "own means": "train_own_means",
+        "rewards": "train_rewards", "sign": "train_sign",
     }  # fmt: skip
     named = (
         hint

@@ -130,6 +130,19 @@ wrong("right_loss_by_maximum", step=2, old=Body("clipped_loss"), new="""
     losses = torch.stack([-ratio, -ratio.clip(1 - clip, 1 + clip)]) * advantages.view(-1, 1)
     return (losses.amax(0) * mask / mask.sum()).sum()
 """)
+wrong("loss_dual_clip", step=2, hint="loss_limits", old=MEAN,
+      new="-(torch.where(a < 0, torch.maximum(objective, 3 * a), objective) * mask).sum() / mask.sum()")
+wrong("loss_log_ratio_limited", step=2, hint="loss_limits",
+      old="(new - old).exp()", new="(new - old).clamp(-1, 1).exp()")
+wrong("right_loss_clip_in_logs", step=2, old=Body("clipped_loss"), new="""
+    import math
+    difference = new - old
+    limited = difference.clamp(math.log(1 - clip), math.log(1 + clip))
+    a = advantages.unsqueeze(-1)
+    terms = torch.minimum(difference.exp() * a, limited.exp() * a)
+    return -terms[mask.bool()].mean()
+""")
+wrong("mask_zeros", step=2, hint="mask_zero", old="(is_end.cumsum(1) - is_end == 0).float()", new="torch.zeros(answers.shape)")
 
 # step 3
 
@@ -208,6 +221,23 @@ wrong("right_cut_by_head", step=3, edits=[
     ("return [range(start, start + size) for start in starts], range(columns)",
      "return [range(start + n, start + n + 1) for start in starts for n in range(size)], "
      "range(columns)")])
+wrong("cut_token", step=3, hint="cut_whole", old=Body("cut_of"), new="""
+    kind = name.rpartition(".")[2]
+    if kind == "token":
+        size = -(-rows // samplers)
+        return [range(min(sampler * size, rows), min((sampler + 1) * size, rows))], range(columns)
+    if kind == "qkv":
+        third, size = rows // 3, rows // 3 // samplers
+        starts = [part * third + sampler * size for part in range(3)]
+        return [range(start, start + size) for start in starts], range(columns)
+    if kind == "up":
+        size = rows // samplers
+        return [range(sampler * size, (sampler + 1) * size)], range(columns)
+    if kind in ("out", "down"):
+        size = columns // samplers
+        return [range(rows)], range(sampler * size, (sampler + 1) * size)
+    return [range(rows)], range(columns)
+""")
 
 # step 4
 
@@ -279,6 +309,7 @@ wrong("right_plan_by_trainers", step=4, old=Body("make_plan"), new="""
                     target += len(needed)
     return plan
 """)
+wrong("plan_columns_of_part", step=4, hint="piece_columns", old="target, wanted))", new="target, range(len(wanted))))")
 
 # step 5
 
@@ -409,6 +440,18 @@ wrong("right_sync_in_one_message_per_pair", step=5, old=Body("sync_weights"), ne
         for p, each in zip(pieces, buffers):
             parts[p.name][p.target.start : p.target.stop] = each.view(len(p.target), -1)
 """)
+wrong("right_sync_into_the_rows", step=5, old=Body("sync_weights"), new="""
+    sends = [p for p in plan if p.trainer == rank]
+    receives = [p for p in plan if p.sampler + trainers == rank]
+    works = []
+    for p in receives:
+        works.append(dist.irecv(parts[p.name][p.target.start : p.target.stop], src=p.trainer))
+    messages = []
+    for p in sends:
+        messages.append(shards[p.name][list(p.source)][:, list(p.columns)].contiguous())
+        works.append(dist.isend(messages[-1], dst=p.sampler + trainers))
+    [work.wait() for work in works]
+""")
 
 # step 6
 
@@ -459,6 +502,22 @@ wrong("right_first_by_argmax", step=6, old=Body("first_difference"), new="""
     position = differs.any(0).int().argmax()
     return differs[:, position].int().argmax(), position
 """)
+wrong("first_isclose_default", step=6, hint="first_tolerance",
+      old="~((sampler - trainer).abs() <= TOLERANCE)", new="~torch.isclose(sampler, trainer, rtol=1e-9)")
+wrong("first_nan_of_sampler", step=6, hint="first_nan",
+      old="~((sampler - trainer).abs() <= TOLERANCE)",
+      new="(((sampler - trainer).abs() > TOLERANCE) | sampler.isnan() | sampler.isinf())")
+wrong("first_equal_nan", step=6, hint="first_nan",
+      old="~((sampler - trainer).abs() <= TOLERANCE)",
+      new="~torch.isclose(sampler, trainer, rtol=0, atol=TOLERANCE, equal_nan=True)")
+wrong("right_first_sorted", step=6, old=Body("first_difference"), new="""
+    places = [
+        (position, row)
+        for row, position in mask.nonzero().tolist()
+        if not abs(float(sampler[row, position]) - float(trainer[row, position])) <= TOLERANCE
+    ]
+    return min(places)[::-1] if places else None
+""")
 
 # step 7
 
@@ -500,9 +559,10 @@ wrong("cause_no_older", step=7, hint="missed_stale",
       old="if agrees(evidence.older):", new="if agrees(evidence.weights):")
 wrong("cause_other_shift", step=7, hint="missed_position", old="shift=1)", new="shift=-1)")
 wrong("cause_end_in_mask", step=7, hint="missed_end",
-      old="mask = mask * (evidence.answers != END)", new="mask = mask * (evidence.answers != PAD)")
+      old="evidence.answers == END, 0.0)", new="evidence.answers == PAD, 0.0)")
 wrong("cause_last_position", step=7, hint="missed_end",
-      old="mask = mask * (evidence.answers != END)", new="mask = mask.clone()\nmask[:, -1] = 0")
+      old="ours = ours.masked_fill(evidence.answers == END, 0.0)",
+      new="ours = ours.clone()\nours[:, -1] = 0")
 wrong("cause_other_name", step=7, hint="cause_name",
       old='return "stale weights"', new='return "stale"')
 wrong("cause_always_named", step=7, hint="cause_guess",
@@ -535,11 +595,35 @@ wrong("right_cause_in_another_order", step=7, old=Body("name_the_cause"), new=""
     )
     gaps["stale weights"] = gap(evidence.older, counts)
     if gap(evidence.weights, counts) > 1e-8:
-        gaps["end token"] = gap(evidence.weights, counts & (evidence.answers != END))
+        gaps["end token"] = max(
+            gap(evidence.weights, counts & (evidence.answers != END)),
+            evidence.sampler[evidence.answers == END].abs().max(),
+        )
     else:
         gaps = {"none": 0.0}
     best = min(gaps, key=gaps.get)
     return best if gaps[best] < 1e-8 else "unknown"
+""")
+wrong("cause_stale_first_token", step=7, hint="cause_guess", old="if agrees(evidence.older):",
+      new="theirs = token_log_probs(evidence.older, evidence.prompts, evidence.answers)\nif (theirs - evidence.sampler)[:, 0].abs().max() < 1e-9:")
+wrong("right_cause_end_is_zero", step=7,
+      old='''ours = ours.masked_fill(evidence.answers == END, 0.0)
+found = first_difference(evidence.sampler, ours, mask)
+return "end token" if found is None else "unknown"''',
+      new="""
+    is_end = evidence.answers == END
+    zeros = (evidence.sampler[is_end] == 0).all()
+    found = first_difference(evidence.sampler, ours, mask * ~is_end)
+    return "end token" if zeros and found is None else "unknown"
+""")
+wrong("cause_end_left_out", step=7, hint="cause_end_not_zero",
+      old="ours = ours.masked_fill(evidence.answers == END, 0.0)",
+      new="mask = mask * (evidence.answers != END)")
+wrong("cause_position_of_most_tokens", step=7, hint="cause_guess",
+      old="if agrees(evidence.weights, shift=1):",
+      new="""
+    shifted = token_log_probs(evidence.weights, evidence.prompts, evidence.answers, shift=1)
+    if ((shifted - evidence.sampler) * mask).abs().mean() < 1e-2:
 """)
 
 # step 8
@@ -660,4 +744,25 @@ wrong("right_train_by_chunks", step=8, old=Body("train_on"), new="""
         whole = trainer.gathered()
         new = token_log_probs(whole, prompts, answers)
         trainer.step(share_of_loss(new, old, advantages, mask, trainer.group), whole)
+""")
+wrong("train_old_in_second", step=8, hint="old_recomputed", old=Body("train_on"), new="""
+    advantages = group_advantages(rewards_of(rollouts.prompts, rollouts.answers), GROUP)
+    size = len(advantages) // trainer.count
+    mine = slice(trainer.number * size, (trainer.number + 1) * size)
+    prompts, answers, old = rollouts.prompts[mine], rollouts.answers[mine], rollouts.old[mine]
+    for _ in range(UPDATES):
+        whole = trainer.gathered()
+        new = token_log_probs(whole, prompts, answers)
+        loss = share_of_loss(new, old, advantages[mine], answer_mask(answers), trainer.group)
+        old = new.detach()
+        trainer.step(loss, whole)
+""")
+wrong("train_mask_by_pad", step=8, hint="train_mask", old=LOSS, new=LOSS.replace("answer_mask(answers)", "(answers != PAD).float()"))
+wrong("train_mask_before_end", step=8, hint="train_mask", old=LOSS, new=LOSS.replace("answer_mask(answers)", "answer_mask(answers) * (answers != END)"))
+wrong("share_divided_twice", step=8, hint="share_other", old=SHARE, new="return clipped_loss(new, old, advantages, mask) / tokens")
+wrong("right_share_scaled_mask", step=8, old=Body("share_of_loss"), new="""
+    own = int(mask.count_nonzero())
+    counts = [None] * dist.get_world_size(group)
+    dist.all_gather_object(counts, own, group=group)
+    return own / sum(counts) * clipped_loss(new, old, advantages, mask)
 """)
