@@ -149,6 +149,7 @@ ENDS = {
     "lab04": "three precisions, one loss",
     "lab05": "all stages, offload and FSDP2 equal one process",
     "lab10": "with every cut, the last loss is 2.4609, as in one process",
+    "lab11": "trainer and sampler agree in every iteration",
 }
 
 
@@ -169,7 +170,8 @@ class LabRun(NamedTuple):
 
 
 # numbers of ranks that are not in the transcripts; lab 06 is one process
-RUNS = [LabRun(lab, n) for lab in ENDS for n in ([1, 2] if lab == "lab10" else [1, 3])]
+RANKS = {"lab10": [1, 2], "lab11": [2]}
+RUNS = [LabRun(lab, n) for lab in ENDS for n in RANKS.get(lab, [1, 3])]
 
 
 @pytest.mark.parametrize("lab_run", RUNS, ids=str)
@@ -214,6 +216,11 @@ REFUSED = {
         3,
         "the number of ranks must be 1, 2, 4 or 8, because 4 heads and 4 layers are cut into "
         "equal parts",
+    ),
+    "lab11": (
+        3,
+        "the number of ranks must be 2, 4 or 8, because half of the ranks are samplers, and "
+        "the samplers cut 4 heads into equal parts",
     ),
 }
 

@@ -169,7 +169,7 @@ def test_an_entry_names_a_section_only_if_it_was_read() -> None:
 
 def test_every_entry_links_to_a_page_of_the_book() -> None:
     for entry in DATA.entries:
-        links = re.findall(r"\]\((\d\d_\w+\.md)#[\w-]+\)", entry.book)
+        links = re.findall(r"\]\(((?:\d\d|clusters/)\w+\.md)#[\w-]+\)", entry.book)
         assert links, entry.id
         assert all((ROOT / "docs" / link).exists() for link in links)
 

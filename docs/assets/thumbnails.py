@@ -582,6 +582,24 @@ def clusters(d: Drawing) -> None:
     d.text(245, 150, "8 ranks in all", anchor="middle", font_size=12)
 
 
+def post_training(d: Drawing) -> None:
+    """The loop of post-training: prompts, answers, rewards, and new weights."""
+    boxes = [("sampler", 16, 58, BLUE), ("checker", 122, 14, GREY), ("trainer", 228, 58, ORANGE)]
+    for name, x, y, colour in boxes:
+        d.box(x, y, 76, 34, colour, rx=4)
+        d.text(x + 38, y + 22, name, "#ffffff", "middle", font_weight=600)
+    d.line([(54, 58), (54, 31), (122, 31)], BLUE, 2)
+    d.text(86, 24, "answers", BLUE, "middle", font_size=12)
+    d.line([(198, 31), (266, 31), (266, 58)], INK, 2)
+    d.text(234, 24, "rewards", INK, "middle", font_size=12)
+    d.line([(266, 92), (266, 126), (54, 126), (54, 92)], ORANGE, 6)
+    d.line([(115, 26), (122, 31), (115, 36)], BLUE, 2)
+    d.line([(261, 51), (266, 58), (271, 51)], INK, 2)
+    d.line([(46, 102), (54, 93), (62, 102)], ORANGE, 4)
+    d.text(160, 118, "new weights", ORANGE, "middle", font_size=12)
+    d.text(160, 150, "small samples, large weights", anchor="middle", font_size=12)
+
+
 INSTRUMENTS = [collective, schedules, memory, planner, formats, roofline, serving, attention]
 CHAPTERS = [
     strategies,
@@ -596,6 +614,7 @@ CHAPTERS = [
     masks,
     tools,
     clusters,
+    post_training,
 ]
 
 

@@ -108,6 +108,11 @@ def step(y: float, f: Format) -> float:
     return 2.0 ** (octave(y, f) - f.m) if math.isfinite(y) else math.nan
 
 
+def limits(f: Format) -> tuple[float, float, float]:
+    """Return the largest number, the smallest normal number, and the step from 1 upwards."""
+    return f.largest or (2 - 2.0**-f.m) * 2.0**f.bias, 2.0 ** (1 - f.bias), 2.0**-f.m
+
+
 # --8<-- [start:blocks]
 def scales(values: list[float], name: str) -> tuple[list[float], float]:
     """The scale of each block, and the factor of them all (NVFP4's; 1 in MXFP4)."""
@@ -224,6 +229,7 @@ def facts(text: str, name: str, scale: int, times: int, rest: list[float]) -> di
         others[other] = [written(each), lost(x, each), written(total / divisor), stops]
         if other == name:
             spacing = step(total, g) / divisor
+    largest, smallest, above_one = map(written, limits(f))
     block = "none"
     scaled = f"2^{scale}"
     if name in BLOCKS and math.isfinite(x):
@@ -243,6 +249,9 @@ def facts(text: str, name: str, scale: int, times: int, rest: list[float]) -> di
         "says": says,
         "below": below,
         "above": above,
+        "largest": largest,
+        "smallest": smallest,
+        "above one": above_one,
         "scale": scaled,
         "block": block,
         "sum": others[name][2],
@@ -269,6 +278,9 @@ def check() -> int:
     cases = 0
     for name, dtype in types.items():
         f, view = FORMATS[name], views[dtype.itemsize]
+        torch_says = torch.finfo(dtype)
+        expected = torch_says.max, torch_says.smallest_normal, torch_says.eps
+        assert limits(f) == expected, name
         casts = x.to(dtype)
         width = 2 ** (1 + f.e + f.m)
         rows = zip(x.tolist(), casts.double().tolist(), casts.view(view).tolist(), strict=True)
@@ -340,6 +352,10 @@ def main() -> None:
     said = facts(args.number, args.format, scale, args.times, [float(v) for v in rest])
     print(f"{said['number']} in {args.format} is {said['stored']}, lost: {said['lost']}")
     print(f"bits {said['bits']}: {said['says']}, scale {said['scale']}")
+    print(
+        f"largest number {said['largest']}, smallest normal number {said['smallest']}", end=""
+    )
+    print(f", step above 1: {said['above one']}{' (elements)' * (args.format in BLOCKS)}")
     print(f"below {said['below']}, above {said['above']}; block: {said['block']}")
     print(
         f"{args.times} of them: {said['sum']}, exactly {said['exact']}, stalls: {said['still']}"

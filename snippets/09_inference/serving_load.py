@@ -112,6 +112,8 @@ class Served:
     free: int = 0  # blocks
     preempted: int = 0
     again: int = 0  # tokens to be computed again
+    for_blocks: int = 0  # ns in which the next request waits for blocks, and for a slot
+    for_slot: int = 0
 
 
 def serve(s: Settings, rate: int, until: float = math.inf) -> Served:
@@ -134,6 +136,8 @@ def serve(s: Settings, rate: int, until: float = math.inf) -> Served:
             r.blocks = blocks
             run.free -= blocks
             r.events.append((run.clock, "prefill"))
+        begin, waits = run.clock, bool(waiting) and waiting[0].arrival <= run.clock
+        no_slot = len(running) == s["slots"]
         ready = 0
         while ready < len(running):  # whose last block is full gets one more
             r = running[ready]
@@ -159,6 +163,8 @@ def serve(s: Settings, rate: int, until: float = math.inf) -> Served:
             context += r.length if piece else 0
         run.clock += 1000 * (s["c0"] + s["c1"] * tokens) + s["c2"] * context
         run.steps += 1
+        run.for_slot += (run.clock - begin) * (waits and no_slot)
+        run.for_blocks += (run.clock - begin) * (waits and not no_slot)
         for r in [r for r in running if not r.left()]:
             if r.events[-1][1] == "prefill":
                 r.events.append((run.clock, "decode"))
@@ -207,10 +213,37 @@ def measure(s: Settings, rate: int) -> dict[str, float]:
         "again": run.again,
         "clock": run.clock,
         "steps": run.steps,
+        "for_blocks": run.for_blocks,
+        "for_slot": run.for_slot,
     }
 
 
 # --8<-- [end:measure]
+
+
+def changes(s: Settings) -> dict[str, Settings]:
+    """Single changes of the server that may help."""
+    budget, slots = s["budget"], s["slots"]
+    made = {"twice the cache": {"cache": 2 * s["cache"]}}
+    if not budget or 2 * slots <= budget:
+        made["twice the slots"] = {"slots": 2 * slots}
+    if budget:
+        made["twice the token budget"] = {"budget": 2 * budget}
+    if budget // 2 >= slots:
+        made["half the token budget"] = {"budget": budget // 2}
+    if not budget and slots <= 512:
+        made["a token budget of 512"] = {"budget": 512}
+    return made
+
+
+def best_change(s: Settings, kept: int) -> tuple[str, int]:
+    """Return the change after which most requests are in time, and their number."""
+    best = "none", kept
+    for name, change in changes(s).items():
+        after = measure(s | change, s["rate"])["kept"]
+        if after > best[1]:
+            best = name, after
+    return best
 
 
 def percent(part: int, whole: int) -> str:
@@ -240,6 +273,8 @@ def facts(s: Settings, loads: Sequence[int]) -> dict:
     waits = sum(r.arrival <= now.clock for r in now.waiting)
     blocks, held = sum(r.blocks for r in now.running), sum(r.length for r in now.running)
     filled = percent(held, blocks * s["block"]) if blocks else "none"
+    helps, after = best_change(s, mine["kept"])
+    in_time = "" if helps == "none" else f": {percent(after, s['requests'])} in time"
     times = {name: in_seconds(mine[name] / 1e9) for name in ("ttft", "ttft99", "gap", "gap99")}
     return {
         "throughput": f"{digits(mine['tokens'])} tokens/s",
@@ -247,6 +282,9 @@ def facts(s: Settings, loads: Sequence[int]) -> dict:
         "gap": f"{times['gap']} and {times['gap99']}",
         "kept": percent(mine["kept"], s["requests"]),
         "again": f"{mine['preempted']} ({mine['again']} tokens computed again)",
+        "waits": f"{percent(mine['for_blocks'], mine['clock'])} for blocks, "
+        f"{percent(mine['for_slot'], mine['clock'])} for a slot",
+        "helps": helps + in_time,
         "moment": f"{in_seconds(moment / 1e9)} of {in_seconds(mine['clock'] / 1e9)}",
         "now": f"{waits} waiting, {prefills} in prefill, {decodes} in decode",
         "blocks": f"{blocks} of {s['cache'] // s['block']}",
@@ -289,6 +327,13 @@ def check() -> int:
     for r in serve(alone, 3).requests:  # one server: first come, first served
         free = max(free, r.arrival) + r.answer * 9_000_000
         assert r.last == free
+
+    crowded = FIRST | {"rate": 10}
+    full, roomy = (measure(crowded | {"cache": cache}, 10) for cache in (32768, 65536))
+    assert full["for_blocks"] > full["for_slot"] > 0
+    assert roomy["for_blocks"] == 0 < roomy["for_slot"]
+    assert best_change(crowded | {"cache": 65536}, roomy["kept"])[0] == "twice the slots"
+    assert best_change(FIRST | {"budget": 2048}, 0)[0] == "half the token budget"
 
     many = {"requests": 2000, "slots": 8, "prompt": 100, "answer": 50, "budget": 0, "c2": 0}
     batch = FIRST | many
@@ -351,6 +396,7 @@ def main() -> None:
     print(f"{s['rate']} requests/s: {said['throughput']}, {said['kept']} in time")
     print(f"first token, p50 and p99: {said['ttft']}; longest gap of an answer: {said['gap']}")
     print(f"preemptions: {said['again']}")
+    print(f"requests wait: {said['waits']}; helps most: {said['helps']}")
     print(f"after {said['moment']}: {said['now']}")
     print(f"blocks: {said['blocks']}, {said['filled']} filled")
     print("requests/s  tokens/s  TTFT p50       p99   gap p99   goodput")

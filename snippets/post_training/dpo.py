@@ -1,14 +1,15 @@
-"""DPO trains on pairs of answers without sampling; one pair per prompt is not enough data.
+"""DPO trains on pairs of answers without sampling, and both answers can become less likely.
 
 Part 1 minimizes the loss for six possible answers in float64. The result is the policy that
 maximizes reward minus KL divergence, which has a closed form. Part 2 trains the small model on
-pairs that differ in one bracket. All pairs are soon ordered correctly, but the probability of
-both answers falls, and other wrong answers receive it. A term that keeps the right answer
-likely prevents this.
+pairs that differ in one bracket. All margins become positive, but the probability of both
+answers falls, and other wrong answers receive it. A term that keeps the right answer likely
+prevents this.
 """
 
 import copy
 import itertools
+import math
 
 import torch
 import torch.nn.functional as F
@@ -141,6 +142,16 @@ def closed_form() -> None:
     implicit = beta * (found.log() - reference)  # equals the reward up to one constant
     torch.testing.assert_close(implicit - implicit[0], rewards - rewards[0], rtol=0, atol=1e-5)
 
+    def objective(policy: torch.Tensor) -> torch.Tensor:
+        """The mean reward minus beta times the KL divergence from the reference."""
+        return policy @ rewards - beta * policy @ (policy.log() - reference)
+
+    for _ in range(100):  # the objective is lower for every other policy
+        other = logits.detach() + 0.1 * torch.randn(6, generator=rng, dtype=torch.float64)
+        assert objective(other.softmax(0)) < objective(found)
+    best = beta * (reference.exp() @ (rewards / beta).exp()).log()  # beta log Z
+    torch.testing.assert_close(objective(found), best, rtol=1e-9, atol=0)
+
 
 def check_probabilities() -> None:
     """The probabilities of all answers of at most three tokens must add up to 1."""
@@ -178,15 +189,16 @@ def right_answers(prompts: torch.Tensor) -> torch.Tensor:
 def train(reference: Policy, keep: float) -> tuple[list[tuple[float, ...]], int]:
     """Train with DPO plus `keep` times the supervised loss of the right answers.
 
-    Returns one row before and one row after the training (loss, share of ordered pairs, mean
-    probability of the right, of the wrong and of all other answers), and the bytes of the
-    log-probabilities of the reference.
+    Returns one row before and one row after the training (loss, fraction of the pairs with a
+    positive margin, mean probability of the right, of the wrong and of all other answers), and
+    the bytes of the log-probabilities of the reference.
     """
     policy = copy.deepcopy(reference)
     prompts = torch.tensor(list(itertools.product((OPENING, OPENING + 1), repeat=LENGTH)))
     right = right_answers(prompts)
     wrong = right.clone()
     wrong[:, -2] = 2 * CLOSING + 1 - wrong[:, -2]  # the other closing bracket
+    assert bool(((wrong != right).sum(1) == 1).all())  # each pair differs in one bracket
     with torch.no_grad():  # once, before the training: two numbers per pair
         known = [sequence_log_probs(reference, prompts, x) for x in (right, wrong)]
 
@@ -197,8 +209,8 @@ def train(reference: Policy, keep: float) -> tuple[list[tuple[float, ...]], int]
         loss, margin = dpo_loss(chosen, rejected, *known, BETA)
         if step in (0, STEPS):
             p = [float(x.detach().exp().mean()) for x in (chosen, rejected)]
-            ordered = float((margin > 0).float().mean())
-            rows.append((float(loss.detach()), ordered, *p, 1 - sum(p)))
+            positive = float((margin > 1e-4).float().mean())  # before the training all are 0
+            rows.append((float(loss.detach()), positive, *p, 1 - sum(p)))
         optimizer.zero_grad()
         (loss - keep * chosen.mean() / (LENGTH + 1)).backward()
         optimizer.step()
@@ -208,7 +220,7 @@ def train(reference: Policy, keep: float) -> tuple[list[tuple[float, ...]], int]
     return rows, sum(values.nbytes for values in known)
 
 
-def draw_text(
+def svg_label(
     x: float, y: float, words: str, colour: str = INK, size: int = 14, extra=""
 ) -> str:
     return f'<text x="{x}" y="{y}" fill="{colour}" font-size="{size}" {extra}>{words}</text>'
@@ -219,7 +231,7 @@ def svg_box(x: float, y: float, width: float, lines: list[str], colour: str) -> 
     height = 12 + 18 * len(lines)
     style = f'fill="{colour}" fill-opacity="0.15" stroke="{colour}" rx="4"'
     box = f'<rect x="{x}" y="{y}" width="{width}" height="{height}" {style}/>'
-    return box + "".join(draw_text(x + 8, y + 20 + 18 * i, s) for i, s in enumerate(lines))
+    return box + "".join(svg_label(x + 8, y + 20 + 18 * i, s) for i, s in enumerate(lines))
 
 
 def svg_arrow(x: float, y: float, to: float) -> str:
@@ -232,7 +244,7 @@ def draw(bars: dict[str, tuple[float, ...]]) -> str:
     parts = [
         '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 720 334" '
         'font-family="system-ui, sans-serif">',
-        draw_text(4, 18, "One step of DPO", INK, 15, 'font-weight="600"'),
+        svg_label(4, 18, "One step of DPO", INK, 15, 'font-weight="600"'),
         svg_box(
             4,
             30,
@@ -249,11 +261,11 @@ def draw(bars: dict[str, tuple[float, ...]]) -> str:
         svg_box(432, 42, 140, ["margin:", "how much more", "chosen gained"], BLUE),
         svg_arrow(572, 72, 606),
         svg_box(606, 50, 110, ["loss, gradient"], BLUE),
-        draw_text(4, 170, "Mean probability of the answers", INK, 15, 'font-weight="600"'),
+        svg_label(4, 170, "Mean probability of the answers", INK, 15, 'font-weight="600"'),
     ]
     for row, (name, values) in enumerate(bars.items()):
         y, left = 184 + 44 * row, 200.0
-        parts.append(draw_text(4, y + 20, name))
+        parts.append(svg_label(4, y + 20, name))
         for label, value, colour in zip(
             ("right", "wrong of the pair", "other"), values, (BLUE, MUTED, ORANGE), strict=True
         ):
@@ -261,18 +273,19 @@ def draw(bars: dict[str, tuple[float, ...]]) -> str:
             style = f'fill="{colour}" fill-opacity="0.25" stroke="{colour}"'
             parts.append(f'<rect x="{left}" y="{y}" width="{width}" height="30" {style}/>')
             if width > 60:
-                parts.append(draw_text(left + 6, y + 20, label))
+                parts.append(svg_label(left + 6, y + 20, label))
             left = round(left + width, 1)
-    parts += [draw_text(200, 328, "0"), draw_text(442, 328, "0.5"), draw_text(694, 328, "1")]
+    parts += [svg_label(200, 328, "0"), svg_label(442, 328, "0.5"), svg_label(694, 328, "1")]
     return "\n".join([*parts, "</svg>", ""])
 
 
 def main() -> None:
     torch.set_num_threads(1)
+    assert right_answers(torch.tensor([[2, 3, 3]])).tolist() == [[5, 5, 4, END]]  # ([[ -> ]])$
     closed_form()
     check_probabilities()
     print(f"\n{STEPS} steps on {2**LENGTH} pairs: the mean probability of an answer")
-    print("seed   loss        step   loss     ordered pairs   right    wrong    other")
+    print("seed   loss        step   loss     margin above 0   right    wrong    other")
     bars = {}
     for seed in (0, 1, 2):
         reference = reference_model(seed)
@@ -280,10 +293,11 @@ def main() -> None:
             name = "DPO + SFT" if keep else "DPO"
             rows, stored = train(reference, keep)
             for step, row in zip((0, STEPS), rows, strict=True):
-                values = "≈{:.3f}   {:13.0%}   ≈{:.3f}   ≈{:.0e}   ≈{:.3f}"
+                values = "≈{:.3f}   {:14.0%}   ≈{:.3f}   ≈{:.0e}   ≈{:.3f}"
                 print(f"{seed:4}   {name:9}   {step:4}   " + values.format(*row))
-            (_, _, right, wrong, other), (_, ordered, *after) = rows
-            assert right > 0.95 and ordered == 1.0 and after[1] < wrong / 10
+            (first, none, right, wrong, other), (last, ordered, *after) = rows
+            assert none == 0.0 and right > 0.95 and ordered == 1.0 and after[1] < wrong / 10
+            assert last < 0.8 * first and abs(first - math.log(2)) < 1e-4
             if keep:
                 assert after[0] > 0.9, rows
             else:

@@ -19,7 +19,7 @@ import matplotlib.pyplot as plt
 TOKENS = [".", "$", "(", "[", ")", "]"]  # padding, end of sequence, opening, closing brackets
 PAD, END, OPENING, CLOSING = 0, 1, 2, 4  # a closing bracket is its opening bracket + 2
 LENGTH, PROMPTS, GROUP, UPDATES = 4, 16, 8, 2  # UPDATES: optimizer steps for each batch
-STEPS, SEEDS = 40, range(5)
+PRETRAINING, STEPS, SEEDS = 40, 30, range(5)
 
 
 class PolicyBlock(nn.Module):
@@ -227,7 +227,7 @@ def learn(seed: int, steps: int, score=check_groups) -> tuple[list[float], torch
     torch.manual_seed(seed)
     rng = torch.Generator().manual_seed(seed)
     policy = Policy()
-    pretrain(policy, LENGTH, rng)
+    pretrain(policy, LENGTH, rng, PRETRAINING)
     prompts = every_prompt(LENGTH)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=3e-3)
     curve = [exact_rewards(policy, prompts).mean().item()]
@@ -264,20 +264,21 @@ def draw(curves: list[list[float]], control: list[float]) -> None:
 def main() -> None:
     torch.set_num_threads(1)
     print(f"the checker agrees with a stack on {check_checker()} pairs of prompt and answer")
-    print("seed   reward before   after 20 steps   after 40 steps   lowest of 16 prompts")
+    half = STEPS // 2
+    columns = f"after {half} steps   after {STEPS} steps   lowest of 16 prompts"
+    print(f"seed   reward before   {columns}")
     curves = []
     for seed in SEEDS:
         curve, exact = learn(seed, STEPS)
         curves.append(curve)
-        row = f"{seed:4}   ≈{curve[0]:<12.3f}   ≈{curve[20]:<13.2f}   ≈{curve[-1]:<13.2f}"
+        row = f"{seed:4}   ≈{curve[0]:<12.3f}   ≈{curve[half]:<13.2f}   ≈{curve[-1]:<13.2f}"
         print(f"{row}   ≈{exact.min():.2f}")
         assert abs(curve[0] - 0.5**LENGTH) < 0.02  # each bracket is right with probability 1/2
         assert curve[-1] > 0.2
-    last = sorted(curve[-1] for curve in curves)
-    assert last[2] > 0.6  # most seeds solve the task; a stuck seed never answers some prompts
-    control, _ = learn(0, STEPS // 2, shuffled)
-    print(f"control: rewards exchanged between answers, after 20 steps ≈{control[-1]:.3f}")
-    assert control[-1] < 0.2
+    assert sum(curve[-1] > 0.9 for curve in curves) >= 3  # most seeds solve the task
+    control, _ = learn(0, half, shuffled)
+    print(f"control: rewards exchanged between answers, after {half} steps ≈{control[-1]:.3f}")
+    assert control[-1] < 0.15 and control[-1] < curves[0][half] / 2
     draw(curves, control)
 
 

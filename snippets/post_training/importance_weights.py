@@ -203,7 +203,7 @@ def main() -> None:
     start = Policy(h=16, layers=1)
     pretrain(start, length, torch.Generator().manual_seed(0))
     trainer = sampler = climb(start.double(), 8, *right)  # μ
-    errors = []
+    errors, masks = [], []
     for more in (3, 9):
         trainer = climb(trainer, more, *right)  # π, first 3 and then 12 steps later
         # --8<-- [start:exact]
@@ -238,11 +238,16 @@ def main() -> None:
         assert error["no weights"] > 1.5 * error["token"] and error["token"] > 0.02
         assert error["token"] < error["token, at most 2"] < error["no weights"]
         assert 0.01 < error["sequence, at most 2"] < error["token"]
+        whole = (pi / mu).double()
+        torch.testing.assert_close((mu * whole).sum(), torch.tensor(1.0).double())
+        assert (mu * whole.clamp(max=2.0) ** 2).sum() <= 2 < whole.max()
+        masks.append(error["sequence, 0 above 2"] / error["no weights"])
         assert noise["sequence"] > 1.1 * max(noise["token"], noise["no weights"])
         errors.append(error["no weights"])
     shown = prompts.eq(torch.tensor([OPENING, OPENING + 1, OPENING])).all(1)
     plot_weights(answers[shown], mu[shown] * len(every), pi[shown] * len(every))
     assert errors[0] < errors[1], "an older sampler must have a larger error"
+    assert masks[0] < 0.9 < masks[1], "the mask must help only if the sampler is recent"
     assert noise["sequence, at most 2"] < 0.8 * noise["sequence"]  # of the older sampler
 
 

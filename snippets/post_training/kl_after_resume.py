@@ -14,7 +14,7 @@ from torch import nn
 TOKENS = [".", "$", "(", "[", ")", "]"]  # padding, end of sequence, opening, closing brackets
 PAD, END, OPENING, CLOSING = 0, 1, 2, 4  # a closing bracket is its opening bracket + 2
 LENGTH, PROMPTS, GROUP, BETA = 4, 16, 8, 0.1  # BETA: the weight of the KL penalty
-SAVED, MORE, RATE = 40, 8, 3e-3  # steps before and after the resume, learning rate
+PRETRAINING, SAVED, MORE, RATE = 40, 40, 8, 3e-3  # steps before and after the resume, rate
 MISTAKES = ("none", "optimizer not loaded", "reference = policy", "reference not loaded")
 
 
@@ -133,6 +133,12 @@ def pretrain(policy: Policy, length: int, rng: torch.Generator, steps: int = 100
         optimizer.step()
 
 
+def penalty_of(new: torch.Tensor, reference: torch.Tensor, mask: torch.Tensor):
+    """The KL penalty of GRPO from the log-probabilities of sampled tokens. Never negative."""
+    gap = reference - new
+    return ((gap.exp() - gap - 1) * mask).sum() / mask.sum()
+
+
 class Job:
     """A policy, its reference, the optimizer and the random numbers of one training job."""
 
@@ -150,9 +156,8 @@ class Job:
         with torch.no_grad():
             reference = log_probs_of(self.reference, prompts, answers)
         new = log_probs_of(self.policy, prompts, answers)
-        gap = reference - new
-        penalty = ((gap.exp() - gap - 1) * mask).sum() / mask.sum()  # never negative
-        loss = clipped_loss(new, old, advantages, mask) + BETA * penalty
+        loss = clipped_loss(new, old, advantages, mask)
+        loss = loss + BETA * penalty_of(new, reference, mask)
         self.optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(self.policy.parameters(), 1.0)
@@ -179,14 +184,15 @@ def kl_of(policy: Policy, reference: Policy) -> float:
 
 
 @torch.no_grad()
-def sampled_kl(policy: Policy, reference: Policy) -> float:
-    """Estimate the same KL from the log-probabilities of sampled tokens only."""
+def sampled_kl(policy: Policy, reference: Policy) -> tuple[float, float]:
+    """Estimate the same KL from sampled tokens only: as a mean of logarithms, as a penalty."""
     rng = torch.Generator().manual_seed(98)
     prompts = draw_prompts(2048, LENGTH, rng)
     answers, log_probs = sample(policy, prompts, LENGTH + 1, rng)
     mask = answer_mask(answers)
-    gaps = (log_probs - log_probs_of(reference, prompts, answers)) * mask
-    return (gaps.sum() / mask.sum()).item()
+    known = log_probs_of(reference, prompts, answers)
+    gaps = (log_probs - known) * mask
+    return (gaps.sum() / mask.sum()).item(), penalty_of(log_probs, known, mask).item()
 
 
 # --8<-- [start:resume]
@@ -217,7 +223,7 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     policy = Policy()
-    pretrain(policy, LENGTH, torch.Generator().manual_seed(0))
+    pretrain(policy, LENGTH, torch.Generator().manual_seed(0), PRETRAINING)
     start = copy.deepcopy(policy)
     job = Job(policy, start, seed=0)
     for _ in range(SAVED):
@@ -227,7 +233,8 @@ def main() -> None:
     for _ in range(MORE):
         job.step()  # the job that was never interrupted
 
-    assert abs(sampled_kl(saved, start) / kl_of(saved, start) - 1) < 0.1
+    for estimate in sampled_kl(saved, start):
+        assert abs(estimate / kl_of(saved, start) - 1) < 0.15
 
     print(f"resumed after {SAVED} steps     first update        reported KL          true KL")
     print(f"mistake                length   its KL    at resume  {MORE} steps   {MORE} steps")
@@ -254,7 +261,7 @@ def main() -> None:
     assert 0.97 < optimizer[0] / (RATE * count**0.5) < 1.03 and none[0] < optimizer[0] / 2
     assert optimizer[1] > 20 * none[1]  # the policy changes far more in this one update
     assert same[2] == 0.0 and same[3] < none[3] / 4  # the job reports almost no KL
-    assert same[4] > 1.02 * none[4]  # and the policy moves further from the right reference
+    assert same[4] > 1.01 * none[4]  # and the policy moves further from the right reference
     assert missing[2] > 2.5 * none[2] and abs(none[3] - none[4]) == 0.0
 
 

@@ -2,7 +2,8 @@
 
 Every method updates the small policy once or twice on 64 answers. The program counts the bytes
 of all tensors after the update, and hooks count the tokens in each forward and backward pass.
-The last column scales the counted bytes to a model with 8 billion parameters.
+Trained models are in float32, and the frozen reference is in bfloat16. The last column is for
+a model with 8 billion parameters, and for a critic of the same size.
 """
 
 from typing import NamedTuple
@@ -122,7 +123,7 @@ def clipped_loss(new, old, advantages, mask, clip: float = 0.2) -> torch.Tensor:
 class Method(NamedTuple):
     group: int  # answers to each prompt
     updates: int  # optimizer steps for each batch
-    reference: bool = False  # a frozen model for the KL penalty
+    reference: bool = False  # a frozen model in bfloat16 for the KL penalty
     critic: bool = False  # a trained model that predicts the reward of each prefix
 
 
@@ -179,7 +180,7 @@ def train(method: Method) -> tuple[int, int, int, int]:
         critic.head = nn.Linear(32, 1, bias=False)  # one value instead of six logits
         trained.append(critic)
     if method.reference:
-        frozen.append(Policy().requires_grad_(False))
+        frozen.append(Policy().requires_grad_(False).bfloat16())
     optimizers = [torch.optim.AdamW(model.parameters()) for model in trained]
     prompts = draw_prompts(ANSWERS // method.group, LENGTH, rng)
     prompts = prompts.repeat_interleave(method.group, 0)
@@ -232,12 +233,12 @@ def main() -> None:
     for name, method in METHODS.items():
         count, total, forward, backward = train(method)
         each = total / count
+        # 16 bytes for each trained parameter in fp32, and 2 bytes for each frozen one in bf16
+        expected = 16 * (1 + method.critic) + 2 * method.reference
         row = f"{name:14} {method.group:6} {each:21.2f} {forward:9} {backward:10}"
-        print(f"{row} {each * 8:7.0f} GB")
-        # 16 bytes for each trained parameter in fp32, and 4 bytes for each frozen parameter
-        head = 5 * 32 * 16 / count  # the head of the critic has five outputs less
-        expected = 16 + 4 * method.reference + (16 - head) * method.critic
-        assert abs(each - expected) < 1e-9
+        print(f"{row} {expected * 8:7.0f} GB")
+        head = 5 * 32 * 16 / count  # the head of the small critic has five outputs less
+        assert abs(each + head * method.critic - expected) < 1e-9
         models = 1 + method.critic
         assert backward == models * method.updates
         assert forward == backward + method.reference + method.critic

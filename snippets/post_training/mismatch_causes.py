@@ -192,6 +192,8 @@ def with_8_bit_weights(policy: Policy) -> Policy:
 class AttentionInParts(PolicyBlock):
     """The same block, but it attends to the cached and to the new tokens in two parts."""
 
+    merged_in = torch.float32  # the format of both results before they are merged
+
     def forward(self, x: torch.Tensor, cache: list[torch.Tensor], mask: torch.Tensor):
         b, s, h = x.shape
         qkv = self.qkv(self.norm1(x)).view(b, s, 3, self.heads, h // self.heads)
@@ -206,17 +208,17 @@ class AttentionInParts(PolicyBlock):
             scores = q.float() @ keys.float().transpose(-1, -2) / q.shape[-1] ** 0.5
             scores = scores.masked_fill(~seen, -torch.inf)
             logs.append(scores.logsumexp(-1, keepdim=True))
-            outs.append(scores.softmax(-1) @ values.float())
+            outs.append((scores.softmax(-1) @ values.float()).to(self.merged_in).float())
         shares = torch.stack(logs).softmax(0)  # how much each part weighs
         mixed = (shares * torch.stack(outs)).sum(0).to(x.dtype)
         x = x + self.out(mixed.transpose(1, 2).reshape(b, s, h))
         return x + self.down(F.gelu(self.up(self.norm2(x))))
 
 
-def in_parts(policy: Policy) -> Policy:
+def in_parts(policy: Policy, merged_in: torch.dtype) -> Policy:
     policy = copy.deepcopy(policy)
     for block in policy.blocks:
-        block.__class__ = AttentionInParts
+        block.__class__, block.merged_in = AttentionInParts, merged_in
     return policy
 
 
@@ -306,9 +308,6 @@ def plot_causes(rows: dict[str, tuple[float, float]]) -> None:
     names = list(rows)[::-1]
     for place, name in enumerate(names):
         mean, largest = rows[name]
-        if largest < 1e-7:
-            axes.text(1.2e-8, place, "below 1e-7", va="center", color="#15803d", fontsize=10)
-            continue
         mean = max(mean, 1.2e-8)
         axes.plot([mean, largest], [place, place], color="#6b7280", lw=1)
         axes.plot([mean], [place], "o", color="#0b6e99", label="mean" if not place else None)
@@ -323,6 +322,11 @@ def plot_causes(rows: dict[str, tuple[float, float]]) -> None:
     axes.legend(frameon=False, loc="lower left", bbox_to_anchor=(0.0, 0.08))
     figure.tight_layout()
     figure.savefig("mismatch_causes.svg", transparent=True, metadata={"Date": None})
+
+
+def short(x: float) -> str:
+    """Return a number with two digits, or with one digit and an exponent if it is tiny."""
+    return "≈0.0000" if x < 1e-12 else f"≈{x:.2g}" if x > 1e-4 else f"≈{x:.0e}"
 
 
 class Table:
@@ -341,11 +345,10 @@ class Table:
             computed = distributions_of(trainer, self.prompts, answers)
         self.rows[name] = mean, largest, kl, ratio = compare_tokens(drawn, computed, answers)
         mask = answer_mask(answers).bool()
-        other = ((drawn.exp() - computed.exp()).abs().amax(-1)[mask] > 1e-7).sum().item()
-        cells = [f"≈{x:.0e}" if x > 1e-7 else "< 1e-7" for x in (mean, largest)]
-        cells += [f"≈{kl:.0e}" if kl > 1e-12 else "< 1e-12", f"≈{ratio:.4g}"]
-        acted = acted or f"≈{other} of {mask.sum()} positions differ".replace("≈0", "0")
-        print(f"{name:20}" + "".join(f"{cell:9}" for cell in cells) + acted)
+        other = ((drawn.exp() - computed.exp()).abs().amax(-1)[mask] > 1e-7).float().mean()
+        cells = [short(mean), short(largest), f"≈{max(kl, 0):.0e}", f"≈{ratio:.4g}"]
+        acted = acted or f"≈{other:.0%} of the positions differ"
+        print(f"{name:21}" + "".join(f"{cell:9}" for cell in cells) + acted)
         return answers, drawn, computed
 
 
@@ -391,10 +394,11 @@ def measure_experts(prompts: torch.Tensor) -> dict[str, tuple[float, float, floa
         end="",
     )
     print(f" of {mask.sum()} tokens use another expert:")
-    print(f"  mean |Δ| ≈{far:.3f} with another expert, ≈{near:.3f} with the same experts")
+    print(f"  mean |Δ| ≈{far:.3f} with another expert, ≈{near:.4f} with the same experts")
     assert 0 < flipped.sum() < mask.sum() / 10 and far > 4 * near
     free, replayed = table.rows.values()
     assert replayed[1] < free[1] / 2, "the replay did not remove the largest differences"
+    assert replayed[0] < 1.5 * near, "the replay left more than rounding errors"
     return table.rows
 
 
@@ -408,14 +412,14 @@ def main() -> None:
     prompts = draw_prompts(512, 4, rng)
     table = Table(prompts)
     rows, parameters = table.rows, list(policy.parameters())
-    print(f"{'cause':20}{'mean |Δ|':9}{'max |Δ|':9}{'KL':9}{'ratio':9}it acted, because")
+    print(f"{'cause':21}{'mean |Δ|':9}{'max |Δ|':9}{'KL':9}{'ratio':9}it acted, because")
 
     table.add("none: fp32 in both", policy, policy, "(no cause)")
     split = split_rows(policy, 4)
     with torch.no_grad():
-        other = (split(prompts) != policy(prompts)).any(-1).sum().item()
+        other = (split(prompts) != policy(prompts)).any(-1).float().mean().item()
     assert other > 0, "the partial sums did not change the bits"
-    text = f"≈{other} of {prompts.numel()} prompt positions have other bits"
+    text = f"≈{other:.0%} of the prompt positions have other bits"
     table.add("TP 4, fp32 in both", split, policy, text)
     for name, dtype in (("fp16", torch.float16), ("bf16", torch.bfloat16)):
         rounded = copy.deepcopy(policy).to(dtype)
@@ -427,7 +431,11 @@ def main() -> None:
     table.add("bf16 in both", both, both)
     table.add("bf16 in both, TP 4", split_rows(both, 4), both)
     table.add("bf16, chunks of 2", both, both, chunk=2)
-    table.add("bf16, chunks merged", in_parts(both), both, chunk=2)
+    for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
+        merged = in_parts(both, dtype)  # the trainer has only one part
+        _, chunked, _ = table.add(f"bf16, merged in {name}", merged, merged, chunk=2)
+    _, whole = draw_answers(merged, prompts, 1, torch.Generator().manual_seed(1))
+    assert not torch.equal(whole[:, 0], chunked[:, 0]), "the prompt was not cut into chunks"
     small = with_8_bit_weights(policy)
     text = "weights " + moved(parameters, list(small.parameters()))
     table.add("8-bit weights", small, policy, text)
@@ -442,7 +450,8 @@ def main() -> None:
         text = "weights " + moved(parameters, list(copies[-k].parameters()))
         table.add(f"{k} batch{'es' * (k > 1)} old", copies[-k], policy, text)
     rows |= measure_experts(draw_prompts(512, 7, rng))
-    plot_causes({name: row[:2] for name, row in rows.items()})
+    equal = ("bf16 in both", "bf16, chunks of 2", "bf16, merged in fp32")  # on many CPUs
+    plot_causes({name: row[:2] for name, row in rows.items() if name not in equal})
 
     mask = answer_mask(answers).bool()
     inside = drawn > -torch.inf  # the tokens that the filter kept
@@ -456,17 +465,24 @@ def main() -> None:
     assert 0.9 <= kept < 1
 
     mean = {name: row[0] for name, row in rows.items()}
+    formats = mean["sampler in bf16"] / mean["sampler in fp16"]
+    stale = mean["1 batch old"] / mean["sampler in bf16"]
+    print(f"mean |Δ|: bf16 is ≈{formats:.0f} × fp16, and 1 batch old is ≈{stale:.0f} × bf16")
     print(
         f"bf16: KL ≈{rows['sampler in bf16'][2]:.1e}, half of the mean of Δ² ≈{half_square:.1e}"
     )
     assert 0.8 < half_square / rows["sampler in bf16"][2] < 1.25
     assert rows["none: fp32 in both"][1] < 1e-4 and rows["TP 4, fp32 in both"][1] < 1e-4
-    assert 4 < mean["sampler in bf16"] / mean["sampler in fp16"] < 16  # 3 bits: about 8
-    assert mean["bf16 in both"] < mean["bf16 in both, TP 4"] / 10
-    assert mean["bf16, chunks of 2"] < mean["bf16, chunks merged"] / 10
-    for name in ("bf16 in both, TP 4", "bf16, chunks merged", "8-bit weights", "8-bit cache"):
+    assert 4 < formats < 16  # 3 bits: about 8
+    # Some CPUs have different bf16 kernels for one token and for a sequence.
+    assert mean["bf16 in both"] < mean["bf16 in both, TP 4"] / 2
+    for name in ("bf16, chunks of 2", "bf16, merged in fp32"):
+        assert mean[name] < mean["bf16, merged in bf16"] / 2, name
+    assert mean["bf16 in both, TP 4"] > 100 * mean["TP 4, fp32 in both"]
+    for name in ("bf16 in both, TP 4", "bf16, merged in bf16", "8-bit weights", "8-bit cache"):
         assert mean["sampler in bf16"] / 10 < mean[name] < mean["sampler in bf16"] * 2, name
     assert mean["sampler in bf16"] * 5 < mean["top-p 0.9"] < mean["1 batch old"] / 2
+    assert 30 < stale < 300
     assert mean["1 batch old"] < mean["4 batches old"] < mean["16 batches old"]
 
 

@@ -5,6 +5,7 @@ early contains no wrong bracket. Look at the exact quality and at the length of 
 second run uses a checker that also tests that every bracket is closed.
 """
 
+import copy
 from collections.abc import Callable
 
 import torch
@@ -146,7 +147,7 @@ def flawed_rewards(prompts: torch.Tensor, answers: torch.Tensor) -> torch.Tensor
 # --8<-- [end:flawed]
 
 
-def imitate(policy: Policy, rng: torch.Generator, steps: int = 100) -> None:
+def imitate(policy: Policy, rng: torch.Generator, steps: int = 80) -> None:
     """Pretrain on answers of mixed quality: right, cut off, or with random brackets."""
     optimizer = torch.optim.AdamW(policy.parameters(), lr=3e-3)
     for _ in range(steps):
@@ -178,13 +179,12 @@ def measure(policy: Policy, score: Callable) -> tuple[float, float, float]:
 def main() -> None:
     torch.set_num_threads(1)
     checkers = {"finds no error": flawed_rewards, "everything is closed": rewards_of}
-    rows = {}
+    torch.manual_seed(0)
+    start, rows = Policy(), {}
+    imitate(start, torch.Generator().manual_seed(0))
     print("checker                step   reward   quality   brackets in an answer")
     for name, score in checkers.items():
-        torch.manual_seed(0)
-        rng = torch.Generator().manual_seed(0)
-        policy = Policy()
-        imitate(policy, rng)
+        policy, rng = copy.deepcopy(start), torch.Generator().manual_seed(0)
         optimizer = torch.optim.AdamW(policy.parameters(), lr=3e-3)
         for step in range(SHOWN[-1] + 1):
             if step in SHOWN:
@@ -194,8 +194,8 @@ def main() -> None:
 
     flawed, fixed = ([rows[name, step] for step in SHOWN] for name in checkers)
     assert flawed[-1][0] > 0.95 > flawed[0][0] + 0.2  # the reward goes up
-    assert flawed[-1][1] < 0.05 < flawed[0][1] - 0.2  # and the quality goes down
-    assert flawed[-1][2] < 0.5 and fixed[-1][2] > 3.8  # the answers become empty, or stay long
+    assert flawed[-1][1] < 0.15 < flawed[0][1] - 0.1  # and the quality goes down
+    assert flawed[-1][2] < 2 and fixed[-1][2] > 3.8  # most answers end early, or stay long
     assert fixed[0][1:] == flawed[0][1:] and fixed[-1][1] > 0.9  # the start is the same
 
 

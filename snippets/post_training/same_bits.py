@@ -13,6 +13,7 @@ from torch import nn
 
 TOKENS = [".", "$", "(", "[", ")", "]"]  # padding, end of sequence, opening, closing brackets
 PAD, END, OPENING, CLOSING = 0, 1, 2, 4  # a closing bracket is its opening bracket + 2
+H = 64  # the hidden size
 
 
 class PolicyBlock(nn.Module):
@@ -176,10 +177,12 @@ def sampler_log_probs(policy, prompts, answers, log_softmax, batch: int):
     for prompt, answer in zip(prompts.split(batch), answers.split(batch), strict=True):
         caches: list[list] = [[] for _ in policy.blocks]
         tokens, columns = prompt, []
+        assert len(prompt) <= batch
         for t in range(answers.shape[1]):
             scores = log_softmax(policy(tokens, caches)[:, -1])
             tokens = answer[:, t : t + 1]  # the token that was sampled, and no new one
             columns.append(scores.gather(1, tokens))
+        assert caches[0][0][0].numel() == (prompt.shape[1] + t) * H  # each token once
         rows.append(torch.cat(columns, 1))
     return torch.cat(rows)
 
@@ -259,7 +262,7 @@ def main() -> None:
     assert torch.equal(ordered[0][:1], ordered[1])
     assert not torch.equal(ordered[1], halves), "the order of the sums did not change the bits"
 
-    policy = Policy(h=64)
+    policy = Policy(h=H)
     for parameter in policy.parameters():
         parameter.mul_(1.5 if parameter.dim() == 2 else 1.0)  # less uniform probabilities
     rng = torch.Generator().manual_seed(0)

@@ -11,13 +11,13 @@ from fractions import Fraction
 import torch
 
 LENGTHS = [2, 3, 5, 8]  # tokens of the four answers; a micro-batch has two answers
-MICRO, LONGEST = 2, 8
+MICRO, LIMIT = 2, 10  # no answer may have more than LIMIT tokens; here no answer has as many
 INK, BLUE, ORANGE = "#1f2937", "#0b6e99", "#c2410c"
 NAMES = {
     "grpo": "the mean of each answer, then the mean of the answers",
     "bnpo": "the mean of the tokens of a micro-batch, then the mean of the micro-batches",
     "dapo": "the mean of all tokens of the step",
-    "dr_grpo": "the sum of all tokens, divided by answers × longest answer",
+    "dr_grpo": "the sum of all tokens, divided by answers × the limit of their length",
 }
 
 
@@ -47,7 +47,7 @@ def step_loss(name: str, new, old, advantages, mask) -> torch.Tensor:
         elif name == "dapo":
             total = total + clipped_loss(*part) * tokens / mask.sum()
         else:
-            total = total + clipped_loss(*part) * tokens / (n * LONGEST)
+            total = total + clipped_loss(*part) * tokens / (n * LIMIT)
     return total
 
 
@@ -62,16 +62,17 @@ def closed_form(name: str, answer: int) -> Fraction:
         "grpo": n * length,
         "bnpo": n // MICRO * sum(LENGTHS[start : start + MICRO]),
         "dapo": sum(LENGTHS),
-        "dr_grpo": n * LONGEST,
+        "dr_grpo": n * LIMIT,
     }
     return Fraction(1, tokens[name])
 
 
 def weights(name: str) -> torch.Tensor:
     """The weight of each token by autograd, [n, t]."""
-    old = torch.randn(len(LENGTHS), LONGEST, dtype=torch.float64)
+    width = max(LENGTHS)
+    old = torch.randn(len(LENGTHS), width, dtype=torch.float64)
     new = old.clone().requires_grad_(True)
-    mask = torch.tensor([[float(t < n) for t in range(LONGEST)] for n in LENGTHS])
+    mask = torch.tensor([[float(t < n) for t in range(width)] for n in LENGTHS])
     step_loss(name, new, old, torch.ones(len(LENGTHS)), mask.double()).backward()
     return -new.grad
 
@@ -112,7 +113,7 @@ def main() -> None:
         row = ""
         for name, values in table.items():
             exact = closed_form(name, answer)
-            expected = torch.zeros(LONGEST, dtype=torch.float64)
+            expected = torch.zeros(max(LENGTHS), dtype=torch.float64)
             expected[:length] = float(exact)
             torch.testing.assert_close(values[answer], expected, rtol=1e-12, atol=0)
             row += f"{exact!s:>9}"

@@ -141,9 +141,9 @@ def make_answer(rng: torch.Generator) -> list[int]:
     return [*answer, END] + [PAD] * (LENGTH - len(answer))
 
 
-def supervise(policy: Policy, rng: torch.Generator, steps: int = 60) -> None:
+def supervise(policy: Policy, rng: torch.Generator, steps: int = 50) -> None:
     optimizer = torch.optim.AdamW(policy.parameters(), lr=3e-3)
-    answers = torch.tensor([make_answer(rng) for _ in range(256)])
+    answers = torch.tensor([make_answer(rng) for _ in range(128)])
     prompts = draw_prompts(len(answers), LENGTH, rng)
     mask = answer_mask(answers)
     for _ in range(steps):
@@ -193,6 +193,7 @@ def main() -> None:
         print(f"{name:20} ≈{count:3} of {len(answers)}   {span:18}   ≈{cosine:.3f}")
     assert results["token numbers"][0] == 0 and results["text"][0] > len(answers) / 2
     torch.testing.assert_close(results["token numbers"][1], torch.ones(len(answers)))
+    assert rewards.sum() > 0 and results["token numbers"][2] > 0.999
     assert results["text"][1].min() < 0.5 and results["text"][2] < 0.9
 
 

@@ -1,4 +1,4 @@
-"""TRL's GRPOTrainer changes the weights exactly as a loss of a few lines by hand does.
+"""TRL's GRPOTrainer changes the weights in the same way as a loss of a few lines by hand.
 
 The Trainer receives fixed answers to four prompts and makes two steps of SGD on them. Each
 step has two micro-batches. In the second step the policy differs from the policy that the
@@ -35,7 +35,8 @@ except ImportError:
 
 TOKENS = [".", "$", "(", "[", ")", "]"]  # padding, end of sequence, opening, closing brackets
 PAD, END, OPENING, CLOSING = 0, 1, 2, 4  # a closing bracket is its opening bracket + 2
-GROUP, PROMPTS, MICRO_BATCHES, LONGEST = 8, ["((((", "([[(", "[[[[", "[()]"], 2, 8
+GROUP, PROMPTS, MICRO_BATCHES = 8, ["((((", "([[(", "[[[[", "[()]"], 2
+LONGEST, LIMIT = 8, 10  # tokens of the longest answer; the limit max_completion_length
 CLIP, CISPO_CLIP, BETA, RATE = 0.2, 1.1, 0.5, 0.1
 
 # --8<-- [start:settings]
@@ -92,7 +93,7 @@ def our_loss(name: str, new, old, reference, advantages, mask, all_tokens: int):
     if name == "bnpo":  # each token of the micro-batch counts the same
         return loss / MICRO_BATCHES
     if name == "dr_grpo":  # a constant instead of the number of tokens
-        return loss * tokens / (n * LONGEST) / MICRO_BATCHES
+        return loss * tokens / (n * LIMIT) / MICRO_BATCHES
     loss = loss * tokens / all_tokens  # dapo: each token of the whole step counts the same
     if name == "dapo+KL":
         gap = reference - new
@@ -188,7 +189,7 @@ def weights_by_trl(name: str, tokenizer: PreTrainedTokenizerFast):
         args=arguments(
             per_device_train_batch_size=GROUP * len(PROMPTS) // MICRO_BATCHES,
             gradient_accumulation_steps=MICRO_BATCHES,
-            max_completion_length=LONGEST,
+            max_completion_length=LIMIT,
             max_steps=2,
             max_grad_norm=0.0,  # do not clip the gradient
             optim="sgd",
@@ -201,7 +202,8 @@ def weights_by_trl(name: str, tokenizer: PreTrainedTokenizerFast):
         rollout_func=rollout,
     )
     run(trainer)
-    clipped = [log.get("clip_ratio/region_mean", 0.0) for log in trainer.state.log_history]
+    key = "cispo_clip_ratio" if name == "cispo" else "clip_ratio/region_mean"
+    clipped = [log[key] for log in trainer.state.log_history if key in log]
     return weights_of(trainer.model), trainer.micro_batches, clipped[1]
 
 
@@ -225,7 +227,7 @@ def weights_by_hand(name: str, micro_batches: list[dict]) -> torch.Tensor:
         samples = prompts, torch.stack(padded)
         with torch.no_grad():
             old = answer_log_probs(policy, *samples), answer_log_probs(reference, *samples)
-        batches.append((samples, *old, advantages[rows], mask.float()))
+        batches.append((samples, *old, advantages[rows], mask.double()))
     all_tokens = sum(map(len, answers))
     for _ in range(2):
         policy.zero_grad()
@@ -261,11 +263,11 @@ def compare(tokenizer: PreTrainedTokenizerFast) -> None:
             row.append(float((by_hand[other] - by_trl).norm() / (by_trl - start).norm()))
             if other == name:
                 largest = max(largest, row[-1])
-                assert row[-1] < 1e-4, (name, row)
+                assert row[-1] < 1e-5, (name, row)
             else:
-                assert row[-1] > 5e-3, (name, other, row)
+                assert row[-1] > 0.04, (name, other, row)
         print(f"{name:18}" + "".join(f"{100 * value:9.1f}" for value in row))
-        assert name == "cispo" or 0.05 < clipped < 0.6, (name, clipped)
+        assert 0.05 < clipped < 0.6, (name, clipped)  # the clip acts, but not on all tokens
     print(f"largest distance on the diagonal: ≈{largest:.0e} of TRL's steps\n")
 
 
@@ -329,7 +331,8 @@ def main() -> None:
     shape = {"hidden_size": 32, "intermediate_size": 128, "num_hidden_layers": 2}
     shape |= {"num_attention_heads": 4, "vocab_size": len(TOKENS), "initializer_range": 0.1}
     special = {"pad_token_id": PAD, "eos_token_id": END, "bos_token_id": None}
-    LlamaForCausalLM(LlamaConfig(**shape, **special)).save_pretrained("reference")
+    reference = LlamaForCausalLM(LlamaConfig(**shape, **special))
+    reference.double().save_pretrained("reference")  # from_pretrained loads float64, too
     tokenizer = build_tokenizer()
     compare(tokenizer)
     print("TRL samples and trains: the mean reward of ten batches of 128 answers")
@@ -339,7 +342,7 @@ def main() -> None:
         means = [sum(rewards[i : i + 10]) / 10 for i in (0, 10, 20)]
         print(f"seed {seed}:   " + "   ".join(f"≈{mean:.2f}" for mean in means))
         assert means[2] > means[0] + 0.3, "TRL did not improve the reward"
-        assert ends["completions"] == 0 < ends["completion_ids"]
+        assert ends["completions"] == 0 and ends["completion_ids"] > 0.9 * len(rewards) * 128
     print(f"answers with an END in completion_ids: ≈{ends['completion_ids']}")
     print(f"answers with an END in completions:     {ends['completions']}")
 

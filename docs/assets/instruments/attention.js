@@ -1,6 +1,6 @@
 // "Flash attention, tile by tile": the tiles of snippets/10_flash_attention/attention_in_tiles.py, played.
 // tests/test_browser_instruments.py holds the two together.
-import { digits, element, fill, inBytes, instrument, picture, sum, superscript, upTo, widthOf } from "./base.js"
+import { digits, drawing, element, embedded, fill, inBytes, instrument, picture, sum, superscript, upTo, widthOf } from "./base.js"
 import { player } from "./moved.js"
 
 const ORDERS = ["queries-outside", "keys-outside"]
@@ -177,7 +177,7 @@ const presets = [
 ]
 
 // The tiles of Q, K, V and O in the memory, and the tiles on the chip. Between two steps (part > 0), tiles move.
-const draw = (svg, width, s, part = 0, brief = false) => {
+const draw = (svg, width, s, part = 0, brief = false, second) => {
   const out = []
   const put = (tag, attributes, text = "") => out.push(`<${tag} ${Object.entries(attributes)
     .map(([name, value]) => `${name}="${typeof value === "number" ? +value.toFixed(2) : value}"`).join(" ")}>${text}</${tag}>`)
@@ -297,7 +297,7 @@ const draw = (svg, width, s, part = 0, brief = false) => {
     const [byPlain, inAll] = [sum(parts.map(([, bytes]) => bytes)), sum(crossed(s, computed))]
     const scale = across / Math.max(byPlain, inAll)
     label(x, y, "bytes moved between memory and chip", "start")
-    label(x, y + 18, `plain attention: ${inBytes(byPlain)}`)
+    label(x, y + 18, `plain attention: ${inBytes(byPlain)}`, "start chosen")
     let next = x
     for (const [name, bytes] of parts) {
       const wide = bytes * scale
@@ -305,11 +305,12 @@ const draw = (svg, width, s, part = 0, brief = false) => {
       if (wide > 10 + 6.5 * name.length) put("text", { x: next + wide / 2, y: y + 37, class: "on" }, name)
       next += wide
     }
-    label(x, y + 61, `tiles so far: ${inBytes(read)} + ${inBytes(written)}`)
+    label(x, y + 61, `flash attention: ${inBytes(inAll)}`, "start chosen")
     put("rect", { x, y: y + 66, width: read * scale, height: 20, class: "op-F", "data-tip": `read so far: ${inBytes(read)}` })
     put("rect", { x: x + read * scale, y: y + 66, width: written * scale, height: 20, class: "op-B", "data-tip": `written so far: ${inBytes(written)}` })
     put("rect", { x, y: y + 66, width: inAll * scale, height: 20, class: "held", style: "pointer-events: none" })
-    return y + 90
+    label(x, y + 100, `so far: ${inBytes(read)} read, ${inBytes(written)} written`)
+    return y + 106
   }
 
   const below = foot + 44, half = (width - 28) / 2
@@ -319,7 +320,15 @@ const draw = (svg, width, s, part = 0, brief = false) => {
     const x = x0 + chip + 20
     height = graph(x, bytes(x, 13, width - x) + 28, width - x)
   } else if (width >= 480) height = Math.max(bytes(0, below, half), graph(half + 28, below, half))
-  else height = graph(0, bytes(0, below, width) + 18, width)
+  else {
+    height = bytes(0, below, width)
+    if (second && !part) { // on a phone, this graph is above its table
+      const all = out.splice(0)
+      fill(second, width, graph(0, 12, width) + 6, out.splice(0).join(""))
+      out.push(...all)
+    }
+  }
+  if (second) second.parentElement.hidden = width >= 480
   height = Math.max(height, foot + 26) + 6
   let key = 0
   for (const [what, words] of [["op-F", "read"], ["op-B", "written"], ["op-W", "output so far"], ["live", "scores"]]) {
@@ -336,17 +345,18 @@ const inWords = names => [names.slice(0, -1).join(", "), names.at(-1)].filter(Bo
 
 export const start = place => {
   const bar = element("div", { class: "instrument-foot" }), brief = place.dataset.gallery !== undefined
+  const { box, svg: second } = drawing("The output of the followed query after each tile"), extra = embedded(place) ? undefined : second
   const { svg, list, compare, output } = picture("The followed query after each tile",
-    ["keys", "largest score", "maximum", "factor", "sum", "output"])
+    ["keys", "largest score", "maximum", "factor", "sum", "output"], { below: [box] })
   const show = (state, tell) => {
     const said = facts(state)
-    draw(svg, widthOf(place), state, 0, brief)
+    draw(svg, widthOf(place), state, 0, brief, extra)
     const [, m, shrink, total, out] = said.history[said.now]
     tell(`${said.done} tiles are done. The last one has ${said.tile}. ${toldMoves(said)} ${shrink === "0" ? `This is the first tile of query ${said.query}.` : `For query ${said.query}, the earlier output is multiplied by ${shrink}.`} The maximum is now ${m}, the sum is ${total}, and the output is ${out}.`)
     svg.setAttribute("aria-label", `Two places, the memory and the chip. The memory contains the matrices Q, K, V and O, cut into tiles. The chip contains one tile of each matrix, and one tile of scores. ${said.done} tiles are done. The last one has ${said.tile}. Tiles have moved ${said.read} to the chip and ${said.written} back. Plain attention moves ${said["plain bytes"]}.`)
     list([["tiles done", said.done], ["last tile", said.tile], ["bytes that the last tile moved", said["this tile"]],
-      ["read so far", said.read], ["written so far", said.written], ["bytes of all tiles", said.bytes],
-      ["bytes of plain attention", `${said["plain bytes"]}, ${said.ratio} times as much`],
+      ["read so far", said.read], ["written so far", said.written], ["flash attention, all tiles", said.bytes],
+      ["plain attention", `${said["plain bytes"]}, ${said.ratio} times as much`],
       ["tiles that must be computed", said.tiles], ["output, divided by the sum", said.output], ["output of plain attention, over all keys", said["plain output"]],
       ["FLOPs per byte", said.intensity], ["bytes on the chip", said.chip]])
     compare(said.history, said.now)

@@ -341,6 +341,7 @@ export const instrument = (place, { controls, presets = [], show, output, bar, d
     width = place.clientWidth
     again()
   }).observe(place)
+  if (!small) new ResizeObserver(() => place.style.setProperty("--tall", `${output.stage.offsetHeight}px`)).observe(output.stage)
   new MutationObserver(again).observe(document.body, { attributeFilter: ["data-md-color-scheme"] })
   if (gallery) move(place, made, controls, demo)
   place.dataset.ready = ""

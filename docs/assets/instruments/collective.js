@@ -350,7 +350,10 @@ const draw = (svg, width, state, part) => {
     if (pitch >= 46) put("text", { x: x(rank) + cell / 2, y: bottom + 66, class: "soft" }, inBytes(done * state.size).replace(" ", "\u00a0"))
   })
   put("path", { d: `M${left} ${bottom + 50.5}H${x(n) - gap}`, class: "line" })
-  if (pitch < 46) put("text", { x: left, y: bottom + 68, class: "start soft" }, "bytes sent by each rank, so far")
+  if (pitch < 46) {
+    const [less, more] = [Math.min, Math.max].map(one => inBytes(one(...sent) * state.size))
+    put("text", { x: left, y: bottom + 68, class: "start soft" }, `sent so far: ${less === more ? `${less} by each rank` : `${less} to ${more} by a rank`}`)
+  }
   const marker = (id, colour) => `<marker id="${id}${svg.dataset.of}" viewBox="0 0 6 6" refX="4" refY="3" markerWidth="6" markerHeight="6"
     orient="auto"><path d="M0 0L6 3L0 6z" fill="var(${colour})"/></marker>`
   const wide = aside ? mapLeft + mapWidth + 2 : Math.max(width, x(n) - gap / 2 + 1)

@@ -31,7 +31,7 @@ export const rounded = (x, f) => {
   if (Number.isNaN(x) || (Math.abs(x) === Infinity && f.infinity)) return x
   const step = 2 ** (octave(x, f) - f.m)
   let y = Math.abs(x) === Infinity ? Infinity : even(Math.abs(x) / step) * step
-  if (y > (f.largest ?? (2 - 2 ** -f.m) * 2 ** f.bias)) y = f.largest ?? Infinity
+  if (y > limits(f)[0]) y = f.largest ?? Infinity
   return negative(x) ? -y : y
 }
 
@@ -60,6 +60,9 @@ const neighbour = (y, f, by) => {
 
 // The distance to the next number that is farther from zero.
 const step = (y, f) => Number.isFinite(y) ? 2 ** (octave(y, f) - f.m) : NaN
+
+// The largest number, the smallest normal number, and the step from 1 upwards.
+const limits = f => [f.largest ?? (2 - 2 ** -f.m) * 2 ** f.bias, 2 ** (1 - f.bias), 2 ** -f.m]
 
 // ---- a block, whose elements share a scale
 
@@ -153,6 +156,7 @@ export const facts = (text, name, scale, times, rest) => {
     others[other] = [written(value), lost(x, value), written(totals.at(-1) / divisor), stops]
     if (other === name) spacing = step(totals.at(-1), g) / divisor
   }
+  const limitOf = limits(f).map(each => written(each))
   let block = "none", scaled = `2^${scale}`
   if (name in BLOCKS && Number.isFinite(x)) {
     const values = [x, ...rest], kept = blockStored(values, name)
@@ -165,19 +169,20 @@ export const facts = (text, name, scale, times, rest) => {
   return {
     "number": written(x), "stored": others[name][0], "lost": others[name][1], bits, says,
     "below": beside(-1), "above": beside(1),
-    "scale": scaled, block, "sum": others[name][2], "exact": written(x * times),
+    "largest": limitOf[0], "smallest": limitOf[1], "above one": limitOf[2], "scale": scaled, block, "sum": others[name][2], "exact": written(x * times),
     "still": others[name][3], "spacing": written(spacing).replace("nan", "none"), others,
   }
 }
 
 // ---- the page
 
+const LABELS = { fp32: "fp32", tf32: "tf32", bf16: "bf16", fp16: "fp16", e4m3: "fp8 E4M3", e5m2: "fp8 E5M2", mxfp4: "MXFP4", nvfp4: "NVFP4" }
 const DECIMAL = "[+-]?(\\d+\\.?\\d*|\\.\\d+)(e[+-]?\\d{1,2})?"
 const number = new RegExp(`^(${DECIMAL}|0x[0-9a-f]{1,8}|[+-]?inf|nan)$`)
 const numbers = new RegExp(`^(${DECIMAL}( +(?=.)|$)){0,31}$`)
 export const controls = [
   { name: "number", label: "number, or its bits, such as 0x3dcd", valid: text => number.test(text), first: "0.1", main: true },
-  { name: "format", label: "format", options: () => Object.keys(FORMATS), first: "bf16", main: true },
+  { name: "format", label: "format", options: () => Object.keys(FORMATS), first: "bf16", main: true, text: name => LABELS[name] },
   { name: "scale", label: "scale that multiplies the number", first: 0, slider: true, text: k => joined(`2^${k}`),
     options: state => state.format in BLOCKS ? [0] : upTo(49).map(k => k - 24) },
   { name: "times", label: "number of terms in the sum", options: () => upTo(13).map(k => 2 ** k), first: 1024, slider: true, main: true },
@@ -242,7 +247,7 @@ const sums = (width, above, x, [term, f, divisor], times, name) => {
   const out = []
   const key = (x, y, kind, words) => out.push(path(`M${x} ${y - 4}h18`, `${kind} thick`), label(x + 24, y, "start", words))
   key(LEFT, above - 26, "arc", `exact sum: ${written(exact)}`)
-  key(LEFT, above - 10, "arc far", `one after the other in ${name in BLOCKS ? "fp32" : name}: ${written(totals.at(-1))}`)
+  key(LEFT, above - 10, "arc far", `one after the other in ${name in BLOCKS ? "fp32" : LABELS[name]}: ${written(totals.at(-1))}`)
   for (const v of ticks(least, most)) {
     out.push(path(`M${LEFT} ${up(v).toFixed(1)}H${width - 10}`, "line"), label(LEFT - 6, up(v) + 4, "end soft", tick(v)))
   }
@@ -324,17 +329,22 @@ export const start = place => {
     const stalls = said.still === "no" ? "" : said.spacing === "none" ? ` After ${after}, the sum is infinite.` : half
       ? ` The sum stops after ${after}. There the next number is ${said.spacing} away, and a term is at most half of this step.`
       : ` The sum stops after ${after}, at the largest number of this format.`
-    tell(`${said.number} is stored as ${said.stored} in ${name}, with a relative error of ${said.lost}. The sum of ${times} such number${times === 1 ? "" : "s"} is ${said.sum}, and the exact sum is ${said.exact}.${stalls}${block ? ` The block has ${said.block}.` : ""}`)
+    tell(`${said.number} is stored as ${said.stored} in ${LABELS[name]}, with a relative error of ${said.lost}. The sum of ${times} such number${times === 1 ? "" : "s"} is ${said.sum}, and the exact sum is ${said.exact}.${stalls}${block ? ` The block has ${said.block}.` : ""}`)
     svg.setAttribute("aria-label", `${said.stored} on a line between its neighbours ${said.below} and ${said.above}, and the sum of ${times} terms, which ends at ${said.sum}. The exact sum ends at ${said.exact}.`)
-    list([["stored number", said.stored], ["relative error", said.lost], ["bits", said.bits], ["value of the bits", said.says],
+    const each = name in BLOCKS ? " of an element" : ""
+    list([[`largest number${each}`, said.largest], [`smallest normal number${each}`, said.smallest], [`step above 1${each}`, said["above one"]],
+      ["stored number", said.stored], ["relative error", said.lost], ["bits", said.bits], ["value of the bits", said.says],
       ["scale", said.scale], ["neighbours", `below ${said.below}, above ${said.above}`], ["block", said.block],
       [`sum of ${times} terms`, said.sum], ["exact sum", said.exact], ["sum stops", said.still], ["step at the end of the sum", said.spacing]])
     compare(Object.fromEntries(Object.entries(said.others).map(([other, [value, error, total, stops]]) =>
-      [other, [value, error, total, stops.replace(/after | terms/g, "").replace("no", "–")]])), name)
+      [LABELS[other], [value, error, total, stops.replace(/after | terms/g, "").replace("no", "–")]])), LABELS[name])
     return ["python number_formats.py", `--number=${state.number}`, `--format ${name}`, `--scale ${scale}`,
       `--times ${times}`, `--block="${state.block}"`].join(" ")
   }
   const { state, change } = instrument(place, { controls, presets, show, output, demo: { name: "format" } })
+  for (const field of place.querySelectorAll("[type=text]")) {
+    field.addEventListener("focus", () => setTimeout(() => field.select())) // typing replaces the number
+  }
   const flip = i => {
     const f = FORMATS[state.format]
     const y = stored(valueOf(state.number, state.format, state.scale), restOf(state), state.format, state.scale)

@@ -31,9 +31,16 @@ export const inWords = l => [
   { mlp: "MLPs recomputed", layer: "all layers recomputed" }[l.recompute],
 ].filter(Boolean).join(", ")
 
-export const drawMap = (svg, width, cells) => {
+// Why there is no layout with this TP and PP.
+const whyEmpty = (tp, pp, { gpus, sequence, batch }) => {
+  if (tp * pp > gpus) return `needs ${tp * pp} GPUs, but there are ${gpus}`
+  if (pp - 1 > batch / sequence) return `has only ${batch / sequence} micro-batches for ${pp} stages`
+  return `the GPUs, the layers or the ${batch / sequence} sequences of a step cannot be divided in this way`
+}
+
+export const drawMap = (svg, width, cells, state) => {
   const rows = [...new Set(cells.map(each => each.tp))], columns = [...new Set(cells.map(each => each.pp))].sort((a, b) => a - b)
-  const left = 44, top = 22, high = 34, wide = Math.min(140, (width - left - 1) / Math.max(1, columns.length)), bottom = top + high * rows.length, out = []
+  const left = 44, top = 38, high = 34, wide = Math.min(140, (width - left - 1) / Math.max(1, columns.length)), bottom = top + high * rows.length, out = []
   const times = cells.map(each => each.seconds), least = Math.min(...times), spread = Math.log(Math.max(...times) / least) || 1
   const colour = seconds => `oklch(${0.9 - 0.5 * Math.log(seconds / least) / spread} 0.1 235)`
   const fit = cells.filter(each => each.fits), first = fit.reduce((best, each) => each.seconds < best?.seconds || !best ? each : best, null)
@@ -44,15 +51,22 @@ export const drawMap = (svg, width, cells) => {
     }
     return `<path d="${path}" class="hatch"/>`
   }
-  columns.forEach((pp, i) => out.push(`<text x="${left + (i + 0.5) * wide}" y="14" class="soft">${i && wide < 48 ? "" : "PP "}${pp}</text>`))
+  out.push(`<text x="0" y="11" class="start soft">rows: tensor-parallel ranks, TP; columns: pipeline stages, PP</text>`)
+  columns.forEach((pp, i) => out.push(`<text x="${left + (i + 0.5) * wide}" y="30" class="soft">${i && wide < 48 ? "" : "PP "}${pp}</text>`))
   rows.forEach((tp, i) => out.push(`<text x="0" y="${top + (i + 0.5) * high + 4}" class="start soft">TP ${tp}</text>`))
+  const there = new Set(cells.map(({ tp, pp }) => `${tp} ${pp}`))
+  rows.forEach((tp, k) => columns.forEach((pp, i) => {
+    if (there.has(`${tp} ${pp}`)) return
+    out.push(`<rect x="${left + i * wide + 0.5}" y="${top + k * high + 0.5}" width="${wide - 4}" height="${high - 4}" class="empty" pointer-events="all" data-tip="TP ${tp}, PP ${pp}: ${whyEmpty(tp, pp, state)}"/>`)
+  }))
   for (const each of cells) {
     const x = left + columns.indexOf(each.pp) * wide, y = top + rows.indexOf(each.tp) * high, w = wide - 3, h = high - 3
     const box = `x="${x}" y="${y}" width="${w}" height="${h}" fill="${colour(each.seconds)}"`
     const said = `${inWords(each.layout)}: ${each.time} per step, ${each.needs} on the fullest GPU, ${each.fits ? "fits" : "does not fit"}`
     out.push(`<rect ${box} data-tip="${said}"/>`)
-    if (!each.fits) out.push(hatch(x, y, w, h), `<rect x="${x + w / 2 - 19}" y="${y + 8}" width="38" height="${h - 16}" fill="${colour(each.seconds)}" pointer-events="none"/>`)
-    out.push(`<text x="${x + w / 2}" y="${y + h / 2 + 4}" class="on">${each.seconds < 100 ? fixed(each.seconds, each.seconds < 10 ? 2 : 1) : fixed(each.seconds)}</text>`)
+    const words = each.seconds < 100 ? fixed(each.seconds, each.seconds < 10 ? 2 : 1) : fixed(each.seconds), plate = Math.min(w, 8 + 6.6 * words.length)
+    if (!each.fits) out.push(hatch(x, y, w, h), `<rect x="${x + (w - plate) / 2}" y="${y + 6}" width="${plate}" height="${h - 12}" fill="${colour(each.seconds)}" pointer-events="none"/>`)
+    out.push(`<text x="${x + w / 2}" y="${y + h / 2 + 4}" class="on">${words}</text>`)
     if (each === first) out.push(`<rect x="${x - 1.5}" y="${y - 1.5}" width="${w + 3}" height="${h + 3}" class="frame" pointer-events="none"/>`)
   }
   const y = bottom + 16, key = [["fits", colour(least)], ["does not fit", colour(least)]]
@@ -65,6 +79,8 @@ export const drawMap = (svg, width, cells) => {
   out.push(`<rect x="${x}" y="${y - 10}" width="22" height="12" fill="${key[1][1]}"/>`, hatch(x, y - 10, 22, 12), `<text x="${x + 28}" y="${y}" class="start soft">does not fit</text>`)
   x += 106
   if (x + 80 < width && first) out.push(`<rect x="${x + 1}" y="${y - 9}" width="20" height="10" class="frame"/>`, `<text x="${x + 28}" y="${y}" class="start soft">fastest</text>`)
-  fill(svg, width, y + 8, out.join(""))
-  svg.setAttribute("aria-label", joined(`The fastest layout for each TP and PP. ${first ? `Fastest that fits: ${inWords(first.layout)}, ${first.time} per step.` : "No layout fits."}`))
+  const empty = cells.length < rows.length * columns.length
+  if (empty) out.push(`<rect x="${left + 10.5}" y="${y + 9.5}" width="21" height="11" class="empty"/>`, `<text x="${left + 38}" y="${y + 19}" class="start soft">no such layout (touch a cell to see why)</text>`)
+  fill(svg, width, y + (empty ? 26 : 8), out.join(""))
+  svg.setAttribute("aria-label", joined(`The fastest layout for each number of tensor-parallel ranks, TP, and pipeline stages, PP. ${first ? `Fastest that fits: ${inWords(first.layout)}, ${first.time} per step.` : "No layout fits."}`))
 }

@@ -98,7 +98,7 @@ export const controls = [
     options: state => [1, 2, 4].filter(virtual => virtual === 1 ||
       allowed(state, { pp: state.pp, micro_batches: state["micro-batches"], virtual })) },
   { name: "zero", label: "sharded over the data-parallel ranks", options: () => upTo(4), first: 1, main: true,
-    text: zero => ["nothing", "optimizer: ZeRO-1", "gradients: ZeRO-2", "all: FSDP"][zero] },
+    text: zero => ["nothing (DDP)", "optimizer state (ZeRO-1)", "and gradients (ZeRO-2)", "everything (ZeRO-3, FSDP)"][zero] },
   { name: "recompute", label: "recomputed in the backward pass", options: () => Object.keys(AGAIN), first: "no",
     text: value => ({ no: "nothing", mlp: "MLPs", yes: "every layer" })[value] },
   { name: "gradients", label: "format of the gradients", options: () => Object.keys(BYTES), first: "fp32" },
@@ -110,10 +110,10 @@ export const controls = [
 ]
 
 const presets = [
-  { name: "Llama 3 70B on 256 H100", values: {} },
-  { name: "Llama 3 8B on 8 H100", values: { model: "llama-3-8b", dp: 8, tp: 1, pp: 1, zero: 3, "micro-batches": 8 } },
-  { name: "One stage over time", values: { view: "step" } },
-  { name: "Llama 3 405B on 1,024 H100", values: { model: "llama-3-405b", dp: 8, tp: 8, pp: 16, "micro-batches": 64 } },
+  { name: "Llama 3 70B, 256 H100, ZeRO-1", values: {} },
+  { name: "Llama 3 8B, 8 H100, FSDP", values: { model: "llama-3-8b", dp: 8, tp: 1, pp: 1, zero: 3, "micro-batches": 8 } },
+  { name: "Llama 3 70B over time, ZeRO-1", values: { view: "step" } },
+  { name: "Llama 3 405B, 1,024 H100, ZeRO-1", values: { model: "llama-3-405b", dp: 8, tp: 8, pp: 16, "micro-batches": 64 } },
 ]
 
 const layoutIn = ({ dp, pp, tp, cp, ep, zero, ...state }) => layoutOf({
@@ -146,7 +146,7 @@ export const start = place => {
       const said = facts(...question, every), totals = every.map(total), size = gpuIn(state).memory, { room } = memory
       const known = [["GPUs", said.gpus], ["sequences in a step", said.batch], ["fullest stage", said.fullest], ["needs", said.needs],
         ["limit", said.room], ["result", said.verdict]]
-      const most = said.fullest.match(/\d+/)[0], needs = joined(`Stage ${most} needs ${said.needs.split(" = ")[1]}: ${said.verdict}.`)
+      const most = said.fullest.match(/\d+/)[0], needs = joined(`Stage ${most} needs ${said.needs.split(" = ")[1]}: ${said.verdict}. The limit is ${said.room}, because the allocator reserves more than the program allocates.`)
       const others = before => {
         tell(before)
         if (embedded(place)) return // its table is not shown
@@ -173,7 +173,7 @@ export const start = place => {
       }
       const longest = Math.max(size, ...totals)
       bars(svg, widthOf(place), every.map((parts, i) => [`stage ${i}`, inBytes(totals[i]), parts]), longest, inBytes,
-        [[room * size, `${Math.round(100 * room)}%\u00a0`, "end dashed"], [size, `\u00a0${inBytes(size)}`, size < 0.8 * longest ? "start" : ""]])
+        [[room * size, `limit: ${Math.round(100 * room)}%\u00a0`, "end dashed"], [size, `\u00a0${inBytes(size)}`, size < 0.8 * longest ? "start" : ""]])
       svg.setAttribute("aria-label", `A bar for each of ${every.length} stages, cut into its parts, and a line at the GPU's memory. Their lengths from stage 0 on: ${said.stages}.`)
       list(known)
       others(needs)

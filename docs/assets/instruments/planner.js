@@ -91,14 +91,14 @@ export const controls = [
 
 const presets = [
   { name: "Llama 3 70B on 256 H100", values: {} },
-  { name: "Llama 3 70B on 64 H100", values: { gpus: 64, batch: 2 ** 20 } },
-  { name: "Llama 3 8B on 8 H100", values: { model: "llama-3-8b", gpus: 8, batch: 2 ** 19 } },
+  { name: "Llama 3 70B on 64 H100, 1M tokens in a step", values: { gpus: 64, batch: 2 ** 20 } },
+  { name: "Llama 3 8B on 8 H100, 512K tokens in a step", values: { model: "llama-3-8b", gpus: 8, batch: 2 ** 19 } },
 ]
 
 export const start = place => {
   const { box, svg: strips } = drawing("Seconds of a step by activity")
   const cards = element("ol", { class: "instrument-cards" })
-  const { svg, table, list, output } = picture("Fastest layout for each TP and PP", COLUMNS, { below: [cards, box] })
+  const { svg, table, list, output } = picture("Fastest layout for each number of tensor-parallel ranks and pipeline stages", COLUMNS, { below: [cards, box] })
   table.remove()
   let made, tools, known, found, cells, now, say
   cards.addEventListener("click", async ({ target }) => {
@@ -116,7 +116,7 @@ export const start = place => {
     cards.replaceChildren(...order.map(i => element("li", {}, element("b", {}, inWords(rows[i].layout)),
       element("dl", {}, ...COLUMNS.map((name, k) => element("div", {}, element("dt", {}, name), element("dd", {}, joined(rows[i].cells[k]))))),
       element("button", { type: "button", value: i, class: "md-button", "aria-label": `Copy the launch command of layout ${i + 1}` }, "Copy launch command"))))
-    if (cells) drawMap(svg, widthOf(place), cells)
+    if (cells) drawMap(svg, widthOf(place), cells, state)
     box.hidden = !rows.length
     if (rows.length) {
       bars(strips, widthOf(place), order.map((i, k) => [`layout ${k + 1}`, rows[i].cells[0], rows[i].parts]), Math.max(...rows.map(row => number(row.cells[0]))), x => `${fixed(x, 2)} s`)

@@ -74,13 +74,14 @@ export const controls = [
   { name: "point", label: "operation", options: () => Object.keys(points(MODELS["llama-3-8b"], 1, 1, 1, 1)), first: "decode", main: true },
   { name: "batch", label: "sequences in the batch, b", first: 1, slider: true, main: true,
     options: () => [1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 320, 384, 448, 512, 640, 768, 1024] },
-  { name: "context", label: "tokens in each sequence, c", options: () => powers(5, 17), first: 2048, slider: true },
+  { name: "context", label: "tokens in each sequence, c", options: () => powers(5, 17), first: 2048, slider: true, main: true },
   { name: "tokens", label: "rows of the matrix product, m", options: () => powers(0, 14), first: 64, slider: true },
   { name: "width", label: "columns of the matrix product, n", options: () => powers(8, 14), first: 8192, slider: true },
 ]
 const presets = [
   { name: "one user of Llama 3 8B", values: {} },
   { name: "256 users at once", values: { batch: 256 } },
+  { name: "448 users, 128 tokens each", values: { batch: 448, context: 128 } },
   { name: "a large matrix product", values: { point: "matmul", tokens: 8192 } },
 ]
 const SIZE = { "decode": "batch", "prefill": "context", "plain attention": "context", "fused attention": "context",
@@ -126,7 +127,8 @@ const draw = (svg, width, state, said) => {
     return flops / moved
   }
   out.push(`<path d="${along(LOW, HIGH)}" class="arc thick"/>`, `<path d="M${middle.toFixed(1)} ${foot}V${y(peak).toFixed(1)}" class="arc dashed"/>`)
-  put(middle + 4, foot - 6, "start soft", `ridge ${said.ridge}`)
+  const beyond = ceiling > ridge // a limit on the right of the ridge gets the space there
+  put(middle + (beyond ? -4 : 4), foot - 6, beyond ? "end soft" : "start soft", `ridge ${said.ridge}`)
   for (const name of ["decode", "prefill"]) {
     const ends = [1, Math.min(1024, Math.max(1, fits)), 1024].map(batch => intensityOf(name, batch))
     if (fits) out.push(`<path d="${along(ends[0], ends[1])}" class="trail"/>`)
@@ -142,9 +144,9 @@ const draw = (svg, width, state, said) => {
     labels.push(at)
   }
   if (ceiling < HIGH && ceiling > LOW) {
-    out.push(`<path d="M${x(ceiling).toFixed(1)} ${foot}V${y(Math.min(peak, ceiling * bandwidth)).toFixed(1)}" class="arc far dashed"/>`)
-    const left = x(ceiling) > (ceiling < ridge ? LEFT + 130 : width - 130)
-    put(x(ceiling) + (left ? -4 : 4), foot - 26, left ? "end soft" : "start soft", `decode at most ${said.ceiling}`)
+    const left = x(ceiling) > LEFT + 150 // above the roof, away from the labels of points
+    out.push(`<path d="M${x(ceiling).toFixed(1)} ${foot}V26" class="arc far dashed"/>`)
+    put(x(ceiling) + (left ? -4 : 4), 36, left ? "end soft" : "start soft", `limit of decode: ${said.ceiling}`)
   }
   // labels: on the slope to the right of their points, from the top down; under the flat roof in steps
   let above = -99, step = 0
@@ -155,8 +157,8 @@ const draw = (svg, width, state, said) => {
     const flat = intensity >= ridge, low = flat ? up + 24 + 15 * step++ : Math.max(up + 5, above + 14)
     above = Math.max(above, low)
     const end = flat && at > width - 100, from = flat ? at + (end ? -4 : 4) : at + 22
-    const full = `${name}: ${said.rate}`, long = 7.6 * full.length
-    const words = chosen && (end ? from - long > middle : from + long < (low < foot - 44 ? width : middle)) ? full : name
+    const fits = words => end ? from - 7 * words.length > LEFT + 60 : from + 7 * words.length < (flat || low < foot - 44 ? width : middle)
+    const words = chosen && [`${name}: ${said.rate}`, `${name}: ${said.rate.split(" ")[0]}`].find(fits) || name
     if (flat) out.push(`<path d="M${at.toFixed(1)} ${up.toFixed(1)}V${(low - 2).toFixed(1)}" class="line"/>`)
     else if (low > up + 8) out.push(`<path d="M${at.toFixed(1)} ${up.toFixed(1)}L${(from - 2).toFixed(1)} ${(low - 4).toFixed(1)}" class="line"/>`)
     put(from, low, `${end ? "end" : "start"} halo ${chosen ? "chosen" : "soft"}`, words)
@@ -178,7 +180,12 @@ export const start = place => {
     const { gpu, model, point, batch } = state, sequences = `${batch} sequence${batch === 1 ? "" : "s"}`
     const size = { batch: sequences, context: `${state.context} tokens in each sequence`, tokens: `${state.tokens} rows` }[SIZE[point]]
     draw(svg, widthOf(place), state, said)
-    tell(`${said.bound === "memory" ? "Memory" : "Arithmetic"} limits ${point}${size ? ` with ${size}` : ""}: it computes ${said.intensity} FLOPs per byte, and the ridge of this GPU is at ${said.ridge}. It needs at least ${said.least}. With ${sequences} in the batch, decode generates at most ${said.tokens} tokens/s. Memory for weights and caches: ${said.held}.`)
+    const never = Number(said.ceiling) < Number(said.ridge), which = `${said.bound === "memory" ? "Memory" : "Arithmetic"} limits ${point}`
+    const each = `${state.context} tokens in each sequence`, fast = `at most ${said.tokens} tokens/s`
+    const needs = `Weights and caches need ${said.held}.`
+    tell(point !== "decode" ? `${which}${size ? ` with ${size}` : ""}: it computes ${said.intensity} FLOPs per byte, and the ridge is ${said.ridge}. It needs at least ${said.least}, and computes at most ${said.rate}.`
+      : never ? `Memory limits decode at any batch size: with ${each}, it computes at most ${said.ceiling} FLOPs per byte, and the ridge is ${said.ridge}. With ${sequences}, it computes ${said.intensity}, and generates ${fast}. ${needs}`
+        : `${which} with ${sequences} and ${each}: it computes ${said.intensity} FLOPs per byte. The ridge is ${said.ridge}, and a larger batch can reach ${said.ceiling}. It generates ${fast}. ${needs}`)
     svg.setAttribute("aria-label", `The roof of ${gpuName(gpu)}: a slope to ${said.ridge} FLOPs per byte, then level. On it: ${
       Object.entries(said.others).map(([name, [intensity]]) => `${name} at ${intensity}`).join(", ")}.`)
     list([["FLOPs and bytes", `${said.flops}, ${said.bytes}`], ["arithmetic intensity", `${said.intensity} FLOP/byte`], ["ridge of the GPU", `${said.ridge} FLOP/byte`],

@@ -254,7 +254,8 @@ const draw = (svg, width, state) => {
   const panels = names.map(name => ({ name, spans: timeline(name, ...times), count: chunks(name, state.chunks) }))
   const lengths = panels.map(({ spans, count }) => endOf(spans) / (10 * count)), longest = Math.max(...lengths)
   const narrow = width < 480, left = narrow ? 52 : 86, across = width - left - 2
-  const row = Math.max(19, Math.min(42, Math.floor((0.6 * innerHeight - 64 - 22 * names.length) / (p * names.length))))
+  const high = (narrow ? 0.45 : 0.6) * innerHeight - (narrow ? 130 : 64) - 22 * names.length, least = narrow ? 26 : 19
+  const row = Math.max(least, Math.min(42, Math.floor(high / (p * names.length)))) // on a phone, a finger needs 24 pixels
   const bar = Math.round(row * 0.58), area = row - bar - 4
   const x = time => left + time / longest * across
   const most = Math.max(...panels.map(({ spans, count }) => Math.max(...spans.map(rank => Math.max(...live(rank)))) / count))
@@ -269,8 +270,8 @@ const draw = (svg, width, state) => {
       out.push(`<text x="0" y="${middle}" class="start soft">${narrow ? r : `rank ${r}`}</text>`,
         `<path d="M${left} ${top + bar}H${width - 2}" class="line"/>`)
       if (!panel) {
-        out.push(`<rect x="${left - 40}" y="${top + bar / 2 - 8}" width="36" height="16" rx="8" class="handle"/>`,
-          `<text x="${left - 22}" y="${middle}" class="soft">${slow === 1 ? "‹ ›" : `×${slow}`}</text>`)
+        out.push(`<rect x="${left - 42}" y="${top + bar / 2 - 8}" width="39" height="16" rx="8" class="pace" data-tip="rank ${r}: all times × ${slow}. Drag to the right to make it slower"/>`,
+          `<text x="${left - 22.5}" y="${middle}" class="soft on">‹×${slow}›</text>`)
       }
       const held = live(rank)
       let path = `M${left} ${floor}`
@@ -283,7 +284,7 @@ const draw = (svg, width, state) => {
         path += `H${at(kind === "F" ? begin : finish).toFixed(2)}V${(floor - held[i] / count / most * (area - 1)).toFixed(2)}`
       })
       out.push(`<path d="${path}H${at(endOf(spans)).toFixed(2)}V${floor}Z" class="live"/>`)
-      if (!panel) out.push(`<rect x="0" y="${top}" width="${width - 2}" height="${row - 2}" class="grip" data-drag="rank-${r}"/>`)
+      if (!panel) out.push(`<rect x="0" y="${top}" width="${width - 2}" height="${row - 1}" class="grip" data-drag="rank-${r}"/>`)
       top += row
     })
     top += 4
@@ -300,7 +301,7 @@ const draw = (svg, width, state) => {
   let from = 0, line = top + 20
   for (const [look, words] of [["op-F", "forward"], ["op-B", kinds.has("W") ? "backward (only the part B where W is separate)" : "backward"],
     ...kinds.has("W") ? [["op-W", "weight gradients, W"]] : [], ...later ? [["op-F later", "lighter: a later chunk of the rank"]] : [],
-    ["live", "micro-batches that the rank holds"], ["handle", "drag to make a rank slower"]]) {
+    ["live", "micro-batches that the rank holds"], ["pace", "time of a rank: drag ‹×1› sideways"]]) {
     const wide = 28 + 5.8 * words.length
     if (from && from + wide > width) [from, line] = [0, line + 16]
     out.push(`<rect x="${from + 1}" y="${line}" width="12" height="10" class="${look}"/>`,

@@ -46,7 +46,7 @@ const left = r => r.prompt + r.done - r.length
 // All requests, or the server as it is at the end of the step that `until` falls in.
 export const serve = (s, rate, until = Infinity) => {
   const requests = arrivals(s, rate), waiting = [...requests]
-  let running = [], clock = 0, steps = 0, free = Math.floor(s.cache / s.block), preempted = 0, again = 0
+  let running = [], clock = 0, steps = 0, free = Math.floor(s.cache / s.block), preempted = 0, again = 0, forBlocks = 0, forSlot = 0
   while (waiting.length || running.length) {
     if (!running.length) clock = Math.max(clock, waiting[0].arrival)
     if (clock > until) break
@@ -60,6 +60,7 @@ export const serve = (s, rate, until = Infinity) => {
       free -= blocks
       r.events.push([clock, "prefill"])
     }
+    const begin = clock, waits = waiting.length && waiting[0].arrival <= clock, noSlot = running.length === s.slots
     for (let ready = 0; ready < running.length; ready++) { // whose last block is full gets one more
       const r = running[ready]
       if (left(r) !== 1 || r.length !== r.blocks * s.block) continue
@@ -89,6 +90,8 @@ export const serve = (s, rate, until = Infinity) => {
     for (const r of running) if (left(r) > 1) run(r)
     clock += 1000 * (s.c0 + s.c1 * tokens) + s.c2 * context
     steps += 1
+    if (waits && noSlot) forSlot += clock - begin
+    else if (waits) forBlocks += clock - begin
     let ended = false
     for (const r of running) {
       if (left(r)) continue
@@ -105,7 +108,7 @@ export const serve = (s, rate, until = Infinity) => {
     }
     if (ended) running = running.filter(r => r.done < r.answer)
   }
-  return { requests, waiting, running, clock, steps, free, preempted, again }
+  return { requests, waiting, running, clock, steps, free, preempted, again, forBlocks, forSlot }
 }
 
 // ---- what is said
@@ -121,7 +124,7 @@ export const measure = (s, rate) => {
     tokens: run.requests.reduce((sum, r) => sum + r.answer, 0) / seconds,
     requests: run.requests.length / seconds, goodput: kept / seconds, kept,
     ttft: nearestRank(ttft, 50), ttft99: nearestRank(ttft, 99), gap: nearestRank(worst, 50), gap99: nearestRank(worst, 99),
-    preempted: run.preempted, again: run.again, clock: run.clock, steps: run.steps,
+    preempted: run.preempted, again: run.again, clock: run.clock, steps: run.steps, forBlocks: run.forBlocks, forSlot: run.forSlot,
   }
 }
 
@@ -136,8 +139,24 @@ const measured = (s, loads) => {
   return known[1]
 }
 
+// The single change after which most requests are in time, and their number.
+const changes = ({ budget, slots, cache }) => [["twice the cache", { cache: 2 * cache }],
+  !budget || 2 * slots <= budget ? ["twice the slots", { slots: 2 * slots }] : 0,
+  budget && ["twice the token budget", { budget: 2 * budget }],
+  Math.floor(budget / 2) >= slots && ["half the token budget", { budget: Math.floor(budget / 2) }],
+  !budget && slots <= 512 && ["a token budget of 512", { budget: 512 }]].filter(Boolean)
+let best = ["", []]
+const bestChange = (s, kept) => {
+  const key = JSON.stringify({ ...s, at: 0 })
+  if (best[0] !== key) {
+    best = [key, changes(s).map(([name, change]) => [name, measure({ ...s, ...change }, s.rate).kept])
+      .reduce((most, each) => each[1] > most[1] ? each : most, ["none", kept])]
+  }
+  return best[1]
+}
+
 export const facts = (s, loads) => {
-  const every = measured(s, loads), mine = every[s.rate]
+  const every = measured(s, loads), mine = every[s.rate], [helps, after] = bestChange(s, mine.kept)
   const moment = Math.floor(mine.clock * s.at / 200)
   const now = serve(s, s.rate, moment)
   const prefills = now.running.filter(r => left(r) > 1).length
@@ -150,6 +169,8 @@ export const facts = (s, loads) => {
     "gap": `${time(mine.gap)} and ${time(mine.gap99)}`,
     "kept": percent(mine.kept, s.requests),
     "again": `${mine.preempted} (${mine.again} tokens computed again)`,
+    "waits": `${percent(mine.forBlocks, mine.clock)} for blocks, ${percent(mine.forSlot, mine.clock)} for a slot`,
+    "helps": helps + (helps === "none" ? "" : `: ${percent(after, s.requests)} in time`),
     "moment": `${time(moment)} of ${time(mine.clock)}`,
     "now": `${waits} waiting, ${prefills} in prefill, ${now.running.length - prefills} in decode`,
     "blocks": `${blocks} of ${Math.floor(s.cache / s.block)}`,
@@ -263,7 +284,7 @@ const drawWaits = (put, x0, top, width, s, run, mine, moment) => {
   strips.forEach(([title, half, most, limit, wait], k) => {
     const from = beside ? x0 : k * (across + 14), y = top + (beside ? 46 + 92 * k : 46), tall = 32, edge = x(1e6 * limit, from, across)
     put("text", { x: from, y: y + 6, class: "start" }, title)
-    put("text", { x: from, y: y + 21, class: "start soft" }, `half ${time(half)}, 99% ${time(most)}`)
+    put("text", { x: from, y: y + 21, class: "start soft" }, `median ${time(half)}, p99 ${time(most)}`)
     put("rect", { x: from, y: y + 27, width: across, height: tall, class: "node", "data-tip":
       `${title}: half of the requests need at most ${time(half)}, and 99% need at most ${time(most)}. The limit is ${limit} ms.` })
     put("rect", { x: edge, y: y + 27, width: from + across - edge, height: tall, class: "live", style: "pointer-events: none" })
@@ -344,11 +365,16 @@ export const start = async place => {
   const show = (state, tell) => {
     const s = { ...FIXED, ...state }, said = facts(s, LOADS)
     draw(svg, second, widthOf(place), s, 0, brief)
-    tell(`With ${s.rate} requests per second, ${said.kept} of the requests are in time, and the server generates ${said.throughput}. Requests after ${said.moment}: ${said.now}.`)
+    const [blocks, slot] = said.waits.split(", ").map(parseFloat), [half, most] = said.ttft.split(" and ")
+    const limit = parseFloat(said.kept) >= 99 ? "Nothing limits the server."
+      : `${Math.max(blocks, slot) < 5 ? "The time of a step limits the server." : blocks > slot ? `The full cache limits the server: requests wait for blocks in ${blocks}% of the run.` : `The slots limit the server: requests wait for a slot in ${slot}% of the run.`}${
+        said.helps === "none" ? "" : ` A change that helps is ${said.helps}.`}`
+    tell(`With ${s.rate} requests per second, ${said.kept} of the requests are in time. First token: median ${half}, p99 ${most}. ${limit} At ${said.moment.split(" of ")[0]}: ${said.now}.`)
     svg.setAttribute("aria-label", `A row for each request shows when it waits, when its prompt is processed, and when its answer is generated. Requests now: ${said.now}. Below, the KV cache: ${said.blocks} blocks are taken. Then the waiting times of all requests: ${said.kept} of the requests are in time.`)
     second.setAttribute("aria-label", `Curves over the load. With ${s.rate} requests per second, the time to first token is ${said.ttft} (median and 99th percentile). Goodput is highest with ${said.best} requests per second.`)
     list([["in time", said.kept], ["throughput", said.throughput], ["TTFT, median and p99", said.ttft],
       ["longest gap, median and p99", said.gap], ["preemptions", said.again],
+      ["requests wait, part of the run", said.waits], ["most helpful change", said.helps],
       ["requests now", said.now], ["blocks taken", said.blocks], ["filled part of these blocks", said.filled]])
     compare(said.loads, String(s.rate), said.best, 4, "best")
     return ["python serving_load.py", ...Object.entries(s).map(([name, value]) => `--${name} ${value}`)].join(" ")

@@ -244,7 +244,7 @@ def _find(row: Row, root: Path) -> None:
     needs_program = True  # unless the row names a lab, or a page that is not a chapter
     row.links = [link(target, root) for target in row.read]
     for target in row.read:
-        if re.match(r"(?!11)\d\d_", target):
+        if re.match(r"(?!11)\d\d_|clusters/", target):
             page, lines = section(target, root)
             shown |= {embed.file for embed in page.embeds if embed.line in lines}
         else:
