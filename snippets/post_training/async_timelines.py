@@ -252,6 +252,7 @@ def run(mode: str, state: dict) -> tuple[list[tuple], list[tuple], list[dict], d
     for step in range(STEPS):
         if mode == "asynchronous":  # an answer gets the newest weights when it starts
             allow(step + 1 + BOUND[mode], version=None)
+            assert issued > (step + 1) * GROUPS  # otherwise the group LATE would never end
         else:
             allow(step + 1, version=step)
         while True:
