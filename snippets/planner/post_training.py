@@ -310,6 +310,10 @@ def main() -> None:
     print(f"{apart.balance:.2f}; {apart.seconds:.1f} s a step, in turn {turns.seconds:.1f} s")
     assert apart.trainer.gpus == best and abs(apart.balance - best) < 1
     assert math.isclose(apart.seconds, seconds(best))
+    engine = apart.sampler  # the longest answer grows by one token at a time
+    context = job.prompt + job.answer
+    token = token_seconds(shape, engine.together, context, engine.tp, gpu, c)
+    assert math.isclose(sum(token for _ in range(job.longest)), apart.span * apart.seconds)
 
     # the state either makes the cache smaller or costs time; both fit
     for plan in (turns, apart):
@@ -318,6 +322,8 @@ def main() -> None:
     assert turns.parts["offload"] == 0  # the cache is still large enough next to the state
     crowded = in_turn(shape, Job(2048, 512, 1024, 7680, critic=True), trained(4), room, gpu, c)
     assert crowded is not None and crowded.parts["offload"] > 0
+    # 60 s train the policy, and 60 s the critic; the reference makes only the forward pass
+    assert (crowded.parts["train"], crowded.parts["reference"]) == (120.0, 20.0)
     state = 14 + 2 + 18  # bytes per parameter that are moved: policy, reference and critic
     moved = 2 * state * parameters(shape) / 4 / HOST
     print(

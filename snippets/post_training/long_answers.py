@@ -7,6 +7,7 @@ mean length of the answers that are used: over-sampling prefers short answers.
 Draws long_answers.svg.
 """
 
+import bisect
 import math
 import random
 from collections.abc import Callable
@@ -19,6 +20,9 @@ matplotlib.use("svg")
 import matplotlib.pyplot as plt
 
 BATCH, MEAN, LONGEST = 256, 1000, 8000  # answers of a step; tokens of an answer
+# seconds of a tick on an engine: for all weights, and for the cache of each running answer.
+# The planner of this book estimates them for Llama 3 8B on an H100 and 2,048 tokens an answer.
+WEIGHTS, CACHE = 6.4e-3, 0.1145e-3
 BINS = [0, 500, 1000, 2000, 4000, LONGEST + 1]
 
 
@@ -74,6 +78,17 @@ def simulate(draw: Callable, running: int, steps: int, partial: bool) -> Record:
 
 
 # --8<-- [end:simulate]
+
+
+# --8<-- [start:seconds]
+def step_seconds(record: Record, engines: int) -> float:
+    """Mean seconds of a step, if the engines share the running answers evenly."""
+    tokens = sum(record.used) + record.wasted
+    tokens += sum(length - left for left, length, _ in record.running)
+    return (WEIGHTS * sum(record.ticks) + CACHE * tokens / engines) / len(record.ticks)
+
+
+# --8<-- [end:seconds]
 
 
 def harmonic(n: int) -> float:
@@ -180,6 +195,23 @@ def main() -> None:
     assert used[-1] < begun[-1] / 100 and used[0] > begun[0] * 1.2
     assert all(abs(a - b) < 0.01 for a, b in zip(begun, kept, strict=True))
 
+    print()
+    print("seconds of a step     wait for all   over-sampling   partial rollouts")
+    ratios = {}
+    for engines in (1, 16):
+        found = [step_seconds(record, engines) for record in (waiting, over, part)]
+        ratios[engines] = found[0] / found[1]
+        name = f"{engines} engine" + ("s" if engines > 1 else "")
+        print(f"{name:22}{found[0]:12.1f}{found[1]:16.1f}{found[2]:19.1f}")
+    # add up one batch tick by tick: an answer runs until it has all its tokens
+    lengths = waiting.used[:BATCH]
+    ticks = range(max(lengths))
+    by_hand = sum(WEIGHTS + CACHE * (BATCH - bisect.bisect(lengths, t)) / 16 for t in ticks)
+    one = Record()
+    one.ticks, one.used = waiting.ticks[:1], lengths
+    assert math.isclose(by_hand, step_seconds(one, 16))
+    in_ticks = fmean(waiting.ticks) / fmean(over.ticks)
+    assert 5 < in_ticks < 6 and 4.5 < ratios[16] < in_ticks and ratios[1] < 2.5
     # exponential lengths have exact means: of the longest of n, and of the BATCH-th of n
     for running in (BATCH, 320):
         found = fmean(simulate(exponential, running, 600, partial=False).ticks)
