@@ -315,6 +315,11 @@ PAGES_WITH_PATTERN = [
     "clusters/hardware_faults.md",
     "clusters/scale.md",
     "setup.md",
+    "clusters/post_training.md",
+    "clusters/post_training_mismatch.md",
+    "clusters/post_training_at_scale.md",
+    "clusters/preferences.md",
+    "clusters/weight_sync.md",
 ]
 
 
