@@ -173,10 +173,21 @@ def test_the_text_of_a_trace_names_lines_that_ran(name: str) -> None:
     named = re.findall(r"\blines? (\d+)(?: to (\d+))?", settings.watch)
     ran = {step[3] for step in trace["steps"]}
     # a rank waits in `send`, so it never reaches this line
-    never = {32} if name.endswith("send_deadlock.py") else set()
+    never = {35} if name.endswith("send_deadlock.py") else set()
     assert {int(number) for pair in named for number in pair if number} <= ran | never
+    source = program.read_text("utf-8").split("\n")
+    for call, number in re.findall(r"`(\w+)` at line (\d+)", settings.watch):
+        assert f"{call}(" in source[int(number) - 1], f"`{call}` at line {number}"
+    linked = [int(number) for number in re.findall(r"\]\(\?tick=(\d+)\)", settings.watch)]
+    assert all(1 <= number <= trace["steps"][-1][0] for number in linked)
+    if name.endswith("gpipe.py"):  # ranks 0 and 3 begin their backwards
+        first = [
+            next(step[0] for step in trace["steps"] if step[1:4] == [rank, "line", 56])
+            for rank in (0, 3)
+        ]
+        assert linked == first
     assert all(
-        quote in program.read_text() for quote in re.findall("`([^`]+)`", settings.watch)
+        quote in program.read_text("utf-8") for quote in re.findall("`([^`]+)`", settings.watch)
     )
 
 

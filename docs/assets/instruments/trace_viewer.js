@@ -8,8 +8,11 @@ const element = (tag, attributes = {}, ...inside) => {
   made.append(...inside)
   return made
 }
+const { floor, max, min, round } = Math
+const json = value => JSON.stringify(value)
+const on = (target, event, act) => target.addEventListener(event, act)
 const upTo = n => [...Array(n).keys()]
-const clamp = (low, x, high) => Math.max(low, Math.min(high, x))
+const clamp = (low, x, high) => max(low, min(high, x))
 const escaped = text => String(text).replace(/[&<>"]/g, each => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" })[each])
 const joined = words => words.length < 2 ? words.join("") : `${words.slice(0, -1).join(", ")} and ${words.at(-1)}`
 const named = ranks => ranks.length > 1 ? `Ranks ${joined(ranks)}` : `Rank ${ranks[0]}`
@@ -21,7 +24,8 @@ const inBytes = x => {
   const [unit, size] = [["GiB", 2 ** 30], ["MiB", 2 ** 20], ["KiB", 2 ** 10]].find(each => x >= each[1]) ?? [x === 1 ? "byte" : "bytes", 1]
   return `${Number((x / size).toPrecision(3))}\u00a0${unit}`
 }
-const shapeOf = shape => shape.map(grouped).join("×") || "scalar"
+const exactly = x => x < 1024 ? inBytes(x) : `${inBytes(x)} (${grouped(x)} bytes)`
+const shapeOf = shape => shape.length === 1 ? `${grouped(shape[0])} element${shape[0] === 1 ? "" : "s"}` : shape.map(grouped).join("×") || "scalar"
 const isTensor = value => value !== null && typeof value === "object" && "t" in value
 const isList = value => value !== null && typeof value === "object" && ("l" in value || "u" in value)
 const python = { null: "None", true: "True", false: "False" }
@@ -62,7 +66,7 @@ const partOf = payload => {
 const payloadText = payload => {
   if (!payload) return ""
   const many = payload.n ? `${payload.n} tensors, the first ` : ""
-  return [partOf(payload), `${many}${payload.t} ${shapeOf(payload.s)}`, inBytes(payload.b)].filter(Boolean).join(" · ")
+  return [partOf(payload), `${many}${payload.t} ${shapeOf(payload.s)}`, exactly(payload.b)].filter(Boolean).join(" · ")
 }
 const contentOf = payload => payload?.value ? summary(payload.value) : ""
 
@@ -105,8 +109,8 @@ export const model = trace => {
       ...isSend(operation) ? { send: here, receive: there } : { send: { rank: operation.peer, tick: here.tick }, receive: { ...there, rank: operation.rank, line: here.line } } })
   })
   const collectives = trace.collectives.map(({ parts, missing = [], mismatch, group }) => {
-    const from = Math.min(...parts.map(each => ends[each].start?.tick ?? 0))
-    const to = Math.max(...parts.map(each => ends[each].end?.tick ?? last + 1))
+    const from = min(...parts.map(each => ends[each].start?.tick ?? 0))
+    const to = max(...parts.map(each => ends[each].end?.tick ?? last + 1))
     return { parts, missing, mismatch, group, from, to, names: [...new Set(parts.map(each => operations[each].name))] }
   })
   const flights = upTo(ranks).map(rank => operations.flatMap((operation, i) => operation.rank === rank && operation.async && ends[i].start
@@ -130,7 +134,7 @@ export const stateAt = ({ trace, ranks, segments, lastOf }, tick) => {
     const row = segments[rank], now = row.findLast(each => each.tick <= tick)
     if (!now) return { how: "before", operations: [], stack: [] }
     const over = now === row.at(-1) && tick >= now.to
-    return { ...now, how: over ? "ended" : now.how, moved: now.tick === tick, stack: [], returned: new Set() }
+    return { ...now, how: over ? "ended" : now.how, final: now === row.at(-1), moved: now.tick === tick, stack: [], returned: new Set() }
   })
   for (const [at, rank, kind, , what, frame, changes] of trace.steps) {
     if (at > tick) break
@@ -157,7 +161,7 @@ export const stateAt = ({ trace, ranks, segments, lastOf }, tick) => {
 // For each rank, the line and the kind of its last step up to this tick; null before its first step.
 export const positions = (trace, tick) => stateAt(model(trace), tick).map(({ line, kind }) => line ? [line, kind] : null)
 
-const plural = text => text.replace(/^(run|wait)s\b/, "$1").replace(/^is\b/, "are").replace(/^has\b/, "have").replace(/^was\b/, "were")
+const plural = text => text.replace(/^(run|wait|end|exit)s\b/, "$1").replace(/^is\b/, "are").replace(/^has\b/, "have").replace(/^was\b/, "were")
 
 // What a rank does, in words.
 const doing = (made, state, rank) => {
@@ -168,28 +172,28 @@ const doing = (made, state, rank) => {
     return { finished: "has finished", exit: `exited with status ${status}`, raised: `ended with ${status}`, error: `received ${status}`,
       waiting: "was still waiting", killed: "was killed", terminated: "was ended by SIGTERM", aborted: "was aborted", running: "was still running" }[how]
   }
-  if (state.how === "computes") return "runs"
+  if (state.how === "computes") { // the last line of a rank that does not reach the end of the program
+    const { how, status } = made.trace.ends[rank]
+    return state.final && { killed: "is killed", terminated: "is ended by SIGTERM", raised: `ends with ${status}`, exit: `exits with status ${status}` }[how] || "runs"
+  }
   if (state.how === "waits") return `waits for ${names}`
   return state.never ? `waits in ${names}` : `is inside ${names}`
 }
 
-// How the recording ends, in sentences.
+// How the recording ends, in sentences: first the ranks that have ended, then the ranks that wait.
 const ending = ({ trace }) => {
   const groups = new Map()
   trace.ends.forEach(({ how, status, line, in: calls = [] }, rank) => {
     if (how === "finished") return
     const place = line ? ` at line ${line}` : "", inside = calls.length ? ` in ${joined(calls)}` : ""
-    const later = how === "error" && status ? `the call raises ${status}` : how === "aborted" ? "the process aborts" : ""
+    const until = how === "error" && status ? ` until the call raises ${status}` : how === "aborted" ? " until the process aborts" : ""
     const text = { killed: `was killed${place}`, terminated: `was ended by SIGTERM${place}`, raised: `ended with ${status}`,
-      exit: `exited with status ${status}` }[how] ?? `waits${inside}${place}`
-    const key = `${text}|${later}`
-    groups.set(key, [...groups.get(key) ?? [], rank])
+      exit: `exited with status ${status}` }[how] ?? `waits${inside}${place}${until}`
+    groups.set(text, [...groups.get(text) ?? [], rank])
   })
-  const sentences = [...groups].flatMap(([key, ranks]) => {
-    const [text, later] = key.split("|")
-    return [`${named(ranks)} ${ranks.length > 1 ? plural(text) : text}.`, ...later ? [`Later, ${later}${ranks.length > 1 ? " on each of these ranks" : ""}.`] : []]
-  })
-  return [...trace.hangs.length ? ["The program hangs here: from now on, no rank makes progress."] : [], ...sentences].join(" ")
+  const sentences = [...groups].sort(([a], [b]) => a.startsWith("waits") - b.startsWith("waits"))
+    .map(([text, ranks]) => `${named(ranks)} ${ranks.length > 1 ? plural(text) : text}.`)
+  return [...trace.hangs.length ? ["From here on, no rank makes progress."] : [], ...sentences].join(" ")
 }
 
 // ---- the source
@@ -211,7 +215,7 @@ const coloured = source => {
 
 // ---- the picture
 
-const hue = (rank, ranks) => Math.round(235 + (360 * rank) / ranks) % 360
+const hue = (rank, ranks) => round(235 + (360 * rank) / ranks) % 360
 const hueOf = (rank, ranks) => `style="--h:${hue(rank, ranks)}"`
 
 // The patterns of the bars of a rank. They differ without colour, too.
@@ -224,14 +228,14 @@ const patterns = (id, style) => `
 const rect = (kind, x, y, width, height, more = "") => `<rect class="${kind}" x="${+x.toFixed(1)}" y="${+y.toFixed(1)}" width="${+width.toFixed(1)}" height="${height}" ${more}/>`
 const words = (kind, x, y, text) => `<text class="${kind}" x="${x}" y="${y}">${escaped(text)}</text>`
 const bar = (id, how, x, y, width, height, style, never = "") =>
-  rect(how + never, x, y, Math.max(1, width), height, `${style} rx="2"${how === "computes" ? "" : ` fill="url(#${id}${how})"`}`)
+  rect(how + never, x, y, max(1, width), height, `${style} rx="2"${how === "computes" ? "" : ` fill="url(#${id}${how})"`}`)
 
 // Shows a trace in `place`. `sources` has the text of each file.
 export const view = (place, trace, sources) => {
   const made = model(trace), { ranks, last, segments, messages, collectives, flights, entered } = made
   const finale = ending(made)
   const first = new URLSearchParams(location.search).get("tick")
-  let tick = clamp(1, Math.round(Number(first ?? place.dataset.tick ?? 1)) || 1, last)
+  let tick = clamp(1, round(Number(first ?? place.dataset.tick ?? 1)) || 1, last)
   let chosen = null, from = 1, timer = 0, pointer = false
   const style = rank => hueOf(rank, ranks)
 
@@ -239,7 +243,7 @@ export const view = (place, trace, sources) => {
 
   const button = (words, press, more = {}) => {
     const one = element("button", { type: "button", ...more }, words)
-    one.addEventListener("click", press)
+    on(one, "click", press)
     return one
   }
   const output = element("output")
@@ -247,15 +251,16 @@ export const view = (place, trace, sources) => {
   const speed = element("select", { "aria-label": "Speed" },
     ...[["slow", 1200], ["normal", 600], ["fast", 200]].map(([words, value]) => element("option", { value, ...words === "normal" && { selected: "" } }, words)))
   const moments = { message: messages.map(each => each.send.tick).filter(each => each > 0), collective: collectives.map(each => each.from).filter(each => each > 0) }
-  const nextOf = kind => moments[kind].filter(each => each > tick).sort((a, b) => a - b)[0] ?? Math.min(...moments[kind])
-  const jumps = Object.keys(moments).filter(kind => moments[kind].length)
-    .map(kind => button(`Next ${kind}`, () => go(nextOf(kind)), { title: `Key: ${kind[0]}` }))
+  const nextOf = kind => moments[kind].filter(each => each > tick).sort((a, b) => a - b)[0]
+  const jump = kind => nextOf(kind) && go(nextOf(kind))
+  const jumpKinds = Object.keys(moments).filter(kind => moments[kind].length)
+  const jumps = jumpKinds.map(kind => button(`Next ${kind}`, () => jump(kind)))
   const back = button("Step back", () => go(tick - 1)), forward = button("Step", () => go(tick + 1))
-  const hang = trace.hangs.length ? [button("Show the hang", () => go(last))] : []
+  const hang = trace.hangs.length ? [button(trace.ends.every(({ how }) => ["error", "waiting"].includes(how)) ? "Show the hang" : "Show the end", () => go(last))] : []
   const controls = element("div", { class: "tv-bar", role: "group", "aria-label": "Move through the recording" },
     play, back, forward, ...jumps, ...hang, element("label", {}, "Speed ", speed), output)
   const slider = element("input", { type: "range", min: 1, max: last, step: 1, "aria-label": "Tick", autocomplete: "off" })
-  slider.addEventListener("input", () => go(Number(slider.value)))
+  on(slider, "input", () => go(Number(slider.value)))
   const namespace = "http://www.w3.org/2000/svg"
   const svgs = ["All ticks of the recording", "The ranks over time"].map(label => {
     const one = document.createElementNS(namespace, "svg")
@@ -264,18 +269,24 @@ export const view = (place, trace, sources) => {
     return one
   })
   const [overview, lanes] = svgs
+  const folded = (title, text, open) => { // a text with a button that hides it
+    const fold = button(title, () => fold.setAttribute("aria-expanded", !(text.hidden = !text.hidden)), { class: "tv-fold", "aria-expanded": open })
+    text.hidden = !open
+    return element("div", {}, fold, text)
+  }
   const legend = element("p", { class: "tv-legend" })
   const source = element("div", { class: "tv-source", role: "group", "aria-label": "Source" })
   const end = element("p", { class: "tv-end" })
   const now = element("div", { class: "tv-now" })
   const table = element("div", { class: "tv-variables", tabindex: 0, role: "region", "aria-label": "Variables of each rank" })
   const status = element("p", { "aria-live": "polite", class: "tv-status" })
-  const main = element("div", { class: "tv-main" }, element("div", { class: "tv-lanes" }, lanes, legend), end, now, source, table)
-  const box = element("div", { class: "tv" }, controls,
+  const main = element("div", { class: "tv-main" }, element("div", { class: "tv-lanes" }, lanes, folded("What the marks mean", legend, matchMedia("(min-width: 60em)").matches)), end, now, source, table)
+  const hints = ["A tap on a line of the source moves to its next execution, and a tap on a bar moves to its tick.",
+    "A tap on an arrow or on a frame marks its ends in the source. The marks disappear when you move to a different tick.",
+    `Keys: ← and → move by one tick${jumpKinds.map(kind => `, “${kind[0]}” moves to the next ${kind}`).join("")}. After a click on the picture, Home and End move to the first and to the last tick, and the space bar plays.`]
+  const box = element("div", { class: "tv", tabindex: -1 }, controls,
     element("div", { class: "tv-over" }, overview, slider), main,
-    element("p", { class: "tv-help" }, "Keys: ← and → move by one tick, Home and End move to the first and to the last tick, the space bar plays. "
-      + `${jumps.length ? `${joined(Object.keys(moments).filter(kind => moments[kind].length).map(kind => `“${kind[0]}” moves to the next ${kind}`))}. ` : ""}`
-      + "A click on a line moves to its next execution. A click on an arrow or on a box shows all of its ends."))
+    folded("Taps and keys", element("p", { class: "tv-help" }, hints.join(" ")), !matchMedia("(pointer: coarse)").matches))
 
   // ---- the source: long parts that were not recorded are folded
 
@@ -291,7 +302,7 @@ export const view = (place, trace, sources) => {
       const head = lines_.findLastIndex((line, k) => k < i && indents[k] < indents[i] && /^\s*(async )?def /.test(line))
       if (head >= 0) heads.add(head)
     })
-    const near = used.map((_, i) => heads.has(i) || used.slice(Math.max(0, i - 3), i + 4).some(Boolean))
+    const near = used.map((_, i) => heads.has(i) || used.slice(max(0, i - 3), i + 4).some(Boolean))
     let i = 0
     while (i < all.length) {
       let until = i
@@ -305,7 +316,7 @@ export const view = (place, trace, sources) => {
           line.dataset.run = entered[key].length
           line.setAttribute("role", "button")
           line.setAttribute("tabindex", -1)
-          line.addEventListener("click", () => { if (!getSelection().toString()) go(entered[key].find(each => each > tick) ?? entered[key][0]) })
+          on(line, "click", () => { if (!getSelection().toString()) go(entered[key].find(each => each > tick) ?? entered[key][0]) })
         }
         lineElements[key] = line
         return line
@@ -318,7 +329,7 @@ export const view = (place, trace, sources) => {
     }
   })
   const runnable = () => [...source.querySelectorAll("[data-run]")]
-  source.addEventListener("keydown", event => {
+  on(source, "keydown", event => {
     const all = runnable(), at = all.indexOf(document.activeElement)
     const to = { ArrowDown: at + 1, ArrowUp: at - 1 }[event.key]
     if (at < 0) return
@@ -343,7 +354,7 @@ export const view = (place, trace, sources) => {
       return one
     })))
   }
-  source.addEventListener("scroll", paintAway)
+  on(source, "scroll", paintAway)
 
   const paintSource = states => {
     marked = new Map()
@@ -376,7 +387,7 @@ export const view = (place, trace, sources) => {
     if (target) target.tabIndex = 0
     const places = (current.length ? current : [...source.querySelectorAll("[data-end]")]).map(each => [each.offsetTop, each.offsetTop + each.offsetHeight])
     if (!places.length || !source.clientHeight) return
-    const low = Math.min(...places.map(each => each[0])), high = Math.max(...places.map(each => each[1]))
+    const low = min(...places.map(each => each[0])), high = max(...places.map(each => each[1]))
     const { scrollTop, clientHeight } = source
     if (low < scrollTop + 24 || high > scrollTop + clientHeight - 24) {
       const moved = states.find(each => each.moved && each.line)
@@ -399,7 +410,7 @@ export const view = (place, trace, sources) => {
     if (chosen.parts) {
       return chosen.parts.map(each => {
         const { rank, name, line, payload } = trace.operations[each], { start, end: stop } = made.ends[each], contents = contentOf(payload)
-        return { rank, line, file: start?.file, tick: start?.tick, word: name, text: `Rank ${rank} enters ${name} at line ${line}${contents ? ` with ${contents}` : ""}${stop ? "" : ", and it never returns"}.` }
+        return { rank, line, file: start?.file, tick: start?.tick, word: name, text: `Rank ${rank} enters ${name} at line ${line}${contents ? ` with ${contents}` : ""}${stop ? "" : ", and this call does not return"}.` }
       })
     }
     const { send, receive, posted, lost } = chosen, at = (each, does) => `Rank ${each.rank} ${does} at line ${each.line}.`
@@ -419,14 +430,14 @@ export const view = (place, trace, sources) => {
       return each.lost ? `${text} · ${each.lost === "send" ? "no rank receives it" : "no rank sends it"}` : text
     }
     const { payload, reduce } = trace.operations[each.parts[0]]
-    return `${label(each)}${reduce ? ` (${reduce})` : ""}: ${payloadText(payload)}${each.missing.length || each.mismatch ? "" : `, ${each.parts.length} ranks`}`
+    return `${label(each)}${reduce ? ` (${reduce})` : ""}${payload ? `: ${payloadText(payload)}` : ""}${each.missing.length || each.mismatch ? "" : `, ${each.parts.length} ranks`}`
   }
   const choose = each => {
     chosen = chosen === each ? null : each
     paint()
   }
   const activeAt = at => [...collectives.filter(each => each.from <= at && at <= each.to), ...messages.filter(each => each.send.tick <= at && at <= each.receive.tick)]
-  const most = last > 2000 ? 6 : Math.max(...upTo(last).map(i => activeAt(i + 1).length))
+  const most = last > 2000 ? 6 : max(...upTo(last).map(i => activeAt(i + 1).length))
   const space = 36 + 31 * clamp(1, most, 6)
   now.style.minHeight = `${space}px`
   const paintNow = states => {
@@ -452,7 +463,7 @@ export const view = (place, trace, sources) => {
       now.append(element("div", { class: "tv-both" }, ...ends.map(each => {
         const text = element("span")
         text.innerHTML = chip(each.rank, { how: "computes", operations: [] })
-        const go_ = each.tick > 0 && each.tick <= last && each.line ? [button(`Go to tick ${each.tick}`, () => go(each.tick))] : []
+        const go_ = each.tick > 0 && each.tick <= last && each.line ? [button(`Go to tick ${each.tick}`, () => go(each.tick, true))] : []
         return element("div", {}, text, each.text, ...go_)
       })))
     }
@@ -462,41 +473,44 @@ export const view = (place, trace, sources) => {
   // ---- the lanes
 
   const id = `tv${Math.random().toString(36).slice(2, 7)}-`
-  const flightRows = Math.min(4, Math.max(0, ...flights.flat().map(each => each.row + 1)))
-  const boxes = inRows(collectives.map(each => ({ ...each, to: Math.max(each.to, each.from + 1), all: each })))
-  const boxRows = Math.min(6, Math.max(0, ...boxes.map(each => each.row + 1)))
-  let geometry
+  const flightRows = min(4, max(0, ...flights.flat().map(each => each.row + 1)))
+  const boxes = inRows(collectives.map(each => ({ ...each, to: max(each.to, each.from + 1), all: each })))
+  const boxRows = min(6, max(0, ...boxes.map(each => each.row + 1)))
+  let plan
   const lay = () => {
-    const width = Math.max(280, lanes.parentElement.clientWidth)
+    const width = max(280, lanes.parentElement.clientWidth)
     const left = width < 480 ? 78 : 122, least = width < 480 ? 20 : 22
-    const whole = last + (trace.hangs.length && 2) // with space for what never arrives
-    const count = Math.min(whole, Math.max(4, Math.floor((width - left) / least)))
-    const cell = Math.min(96, (width - left) / count), thick = 22
+    const whole = last + (trace.hangs.length && Math.ceil(96 / least)) // with space for what never arrives
+    const count = min(whole, max(4, floor((width - left) / least)))
+    const cell = min(96, (width - left) / count), thick = 22
     const top = 16 + boxRows * 17, gap = messages.some(each => each.lost) ? 38 : messages.length ? 30 : 14
-    const pitch = Math.max(width < 480 ? 50 : 36, thick + flightRows * 6 + gap)
-    geometry = { width, left, count, cell, whole, top, pitch, thick, height: top + ranks * pitch - (gap > 14 ? 10 : 0) }
-    main.style.setProperty("--least", `${geometry.height + space + 300}px`)
+    const pitch = max(width < 480 ? 50 : 36, thick + flightRows * 6 + gap)
+    plan = { width, left, count, cell, whole, top, pitch, thick, height: top + ranks * pitch - (gap > 14 ? 10 : 0) }
+    main.style.setProperty("--least", `${plan.height + space + 350}px`)
   }
-  const x = at => geometry.left + (at - from) * geometry.cell
-  const y = rank => geometry.top + 4 + rank * geometry.pitch
+  const x = at => plan.left + (at - from) * plan.cell
+  const y = rank => plan.top + 4 + rank * plan.pitch
 
+  const endOfBar = ({ to }) => min(plan.width, x(to > last ? plan.whole + 1 : to)) // what never ends continues to the edge
   const arrow = (each, active) => {
-    const { cell, thick, pitch, left, width } = geometry
+    const { cell, thick, pitch, left, width } = plan
     const a = [x(each.send.tick) + cell / 2, y(each.send.rank) + thick / 2], b = [x(each.receive.tick) + cell / 2, y(each.receive.rank) + thick / 2]
-    if (Math.max(a[0], b[0]) < left || Math.min(a[0], b[0]) > width) return ""
+    if (max(a[0], b[0]) < left || min(a[0], b[0]) > width) return ""
     const down = Math.sign(b[1] - a[1]) || 1, off = active || each === chosen ? "" : " off"
     const begin = [a[0], a[1] + down * thick / 2], stop = [b[0], b[1] - down * thick / 2]
+    const upward = each.lost === "send" && down < 0 && a[0] > left + 90 // its text is on the left, and the text of a different rank on the right
     const lost = each.lost ? " lost" : "", style_ = style(each.send.rank)
     if (each.lost) { // it never arrives
       const reach = down * (pitch - thick) * (down > 0 ? 0.7 : 0.75)
       if (each.lost === "send") stop[1] = begin[1] + reach
       else begin[1] = stop[1] - reach
-      stop[0] = Math.min(width - 90, begin[0] + 1.2 * cell)
+      stop[0] = min(width - 90, begin[0] + 1.2 * cell)
+      if (upward) stop[0] = begin[0] - 6
     }
     const [dx, dy] = [stop[0] - begin[0], stop[1] - begin[1]], length = Math.hypot(dx, dy) || 1
     const [ux, uy] = [dx / length, dy / length], path = `M${begin.map(n => n.toFixed(1))}L${stop.map(n => n.toFixed(1))}`
     const tip = [[0, 0], [-8, 3.5], [-8, -3.5]].map(([p, q]) => `${(stop[0] + p * ux - q * uy).toFixed(1)},${(stop[1] + p * uy + q * ux).toFixed(1)}`).join(" ")
-    const cut = each.lost ? words("red", stop[0] + 2, stop[1] + 4, each.lost === "send" ? `✕ for rank ${each.receive.rank}` : `✕ from rank ${each.send.rank}`) : `<polygon class="head${off}" points="${tip}"/>`
+    const cut = each.lost ? words(upward ? "red end" : "red", stop[0] + (upward ? -2 : 2), stop[1] + 4, each.lost === "send" ? `✕ for rank ${each.receive.rank}` : `✕ from rank ${each.send.rank}`) : `<polygon class="head${off}" points="${tip}"/>`
     const at = clamp(0, (x(tick) + cell / 2 - begin[0]) / (dx || 1), 1)
     const dot = active && !each.lost ? `<circle class="head" r="4.5" cx="${begin[0] + at * dx}" cy="${begin[1] + at * dy}"/>` : ""
     return { begin, stop, active, each, html: `<g ${style_}><path class="arrow${off}${lost}${each === chosen ? " chosen" : ""}" d="${path}"/>${cut}${dot}`
@@ -505,10 +519,10 @@ export const view = (place, trace, sources) => {
   const placed = []
   const pill = ({ begin, stop, each }) => { // the label of an arrow, where no other label is
     const text = [label(each), each.payload && inBytes(each.payload.b)].filter(Boolean).join(" · "), width = text.length * 5.9 + 10
-    const hops = Math.max(1, Math.abs(each.send.rank - each.receive.rank))
+    const hops = max(1, Math.abs(each.send.rank - each.receive.rank))
     const gaps = [0, 0.55, -0.55].flatMap(shift => upTo(hops).map(i => [(i + 0.5) / hops, shift * width]))
     for (const [part, shift] of gaps) {
-      const cx = clamp(geometry.left + width / 2, begin[0] + part * (stop[0] - begin[0]) + shift, geometry.width - width / 2 - 2)
+      const cx = clamp(plan.left + width / 2, begin[0] + part * (stop[0] - begin[0]) + shift, plan.width - width / 2 - 2)
       const cy = begin[1] + part * (stop[1] - begin[1])
       const free = placed.every(other => Math.abs(other.cx - cx) > (other.width + width) / 2 + 2 || Math.abs(other.cy - cy) > 18)
       if (!free) continue
@@ -519,11 +533,11 @@ export const view = (place, trace, sources) => {
   }
 
   const paintLanes = states => {
-    const { width, left, count, cell, whole, pitch, thick, height } = geometry
-    if (tick < from + 2 || tick > from + count - 4) from = clamp(1, tick - Math.round(count * (tick < from + 2 ? 0.6 : 0.3)), Math.max(1, whole - count + 1))
+    const { width, left, count, cell, whole, pitch, thick, height } = plan
+    if (tick < from + 2 || tick > from + count - 4) from = clamp(1, tick - round(count * (tick < from + 2 ? 0.6 : 0.3)), max(1, whole - count + 1))
     const visible = each => each.to >= from && (each.tick ?? each.from) <= from + count
     const parts = [], names = [rect("back", 0, 14, left - 3, height - 14)]
-    const right = x(Math.min(from + count, last + 1))
+    const right = x(min(from + count, last + 1))
     for (let at = from; at < from + count && at <= last; at++) {
       if (at === tick || (at % 5 === 0 && Math.abs(at - tick) > 1)) parts.push(words(`${at === tick ? "b" : "soft"} mid`, x(at) + cell / 2, 11, at))
     }
@@ -531,23 +545,25 @@ export const view = (place, trace, sources) => {
       if (to < from || begin > from + count) continue
       const bad = each.missing.length || each.mismatch ? " bad" : ""
       const here = each.parts.map(part => trace.operations[part].rank).sort((a, b) => a - b)
-      const x0 = Math.max(left - 4, x(begin) + 1.5), x1 = Math.min(width - 1, x(to) - 1.5), y0 = 16 + Math.min(row, boxRows - 1) * 17
+      const x0 = max(left - 4, x(begin) + 1.5), x1 = min(width - 1, endOfBar({ to }) - 1.5), y0 = 16 + min(row, boxRows - 1) * 17
       const adjacent = here.at(-1) - here[0] === here.length - 1
       const spans = adjacent ? [[here[0] === 0 ? y0 : y(here[0]) - 5, y(here.at(-1)) + thick + flightRows * 6 + 3]] : here.map(rank => [y(rank) - 5, y(rank) + thick + flightRows * 6 + 3])
-      const index = collectives.indexOf(each), space = Math.min(x1, width) - x0
-      const name = label(each), all = `${name} · ${payloadText(trace.operations[each.parts[0]].payload)}`, text = all.length * 6 < space ? all : name
-      for (const [a, b] of spans) parts.push(rect(`box${bad}${each === chosen ? " chosen" : ""}`, x0, a, Math.max(3, x1 - x0), b - a, `data-collective="${index}" rx="4"`).replace("/>", `><title>${escaped(long(each))}</title></rect>`))
-      parts.push(words(bad ? "red" : "b", Math.max(left, Math.min(x0 + 4, width - text.length * 6.4)), y0 + 13, text))
+      const index = collectives.indexOf(each), space = min(x1, width) - x0
+      const name = label(each), all = `${name} · ${payloadText(trace.operations[each.parts[0]].payload)}`, text = [all, name, name.replace(/.* (?=without)/, "")].find((each, i) => i > 1 || each.length * 6.4 < space)
+      for (const [a, b] of spans) parts.push(rect(`box${bad}${each === chosen ? " chosen" : ""}`, x0, a, max(3, x1 - x0), b - a, `data-collective="${index}" rx="4"`).replace("/>", `><title>${escaped(long(each))}</title></rect>`))
+      const long_ = text.length * 6.4, at = max(left, min(x0 + 4, width - long_))
+      if (long_ > x1 - x0) parts.push(rect("back", at - 2, y0 + 3, long_, 12))
+      parts.push(words(bad ? "red" : "b", at, y0 + 13, text))
     }
     upTo(ranks).forEach(rank => {
       parts.push(rect("track", left, y(rank), right - left, thick))
       for (const each of segments[rank].filter(visible)) {
-        const x0 = Math.max(left, x(each.tick)), x1 = Math.min(width, x(each.to))
+        const x0 = max(left, x(each.tick)), x1 = each.never ? endOfBar(each) : min(width, x(each.to))
         if (x1 <= x0) continue
         parts.push(bar(`${id}${rank}`, each.how, x0 + 0.5, y(rank), x1 - x0 - 1, thick, style(rank), each.never ? " never" : ""))
         if (each.how === "computes" && x1 - x0 > 16) parts.push(words(`mid${each.kind === "line" ? "" : " soft"}${each.line > 99 && cell < 26 ? " tiny" : ""}`, (x0 + x1) / 2, y(rank) + 15, each.line))
         else if (each.how !== "computes" && x1 - x0 > 44) {
-          const text = each.never ? "never returns" : each.how === "joins" ? "" : each.how, middle = (x0 + x1) / 2, half = text.length * 3.1 + 3
+          const text = each.never ? "does not return" : each.how === "joins" ? "" : each.how, middle = (x0 + x1) / 2, half = text.length * 3.1 + 3
           if (text && half * 2 < x1 - x0) parts.push(rect("back", middle - half, y(rank) + 4, half * 2, 14, 'rx="2"'), words(each.never ? "mid red" : "mid", middle, y(rank) + 15, text))
         }
       }
@@ -556,8 +572,8 @@ export const view = (place, trace, sources) => {
         parts.push(words("red", x(gone.to) + 3, y(rank) + 15, `✕ ${how}`))
       }
       for (const each of flights[rank].filter(visible)) {
-        const x0 = Math.max(left, x(each.from) + cell / 2), x1 = Math.min(width, x(each.to) + cell / 2)
-        if (x1 > x0) parts.push(bar(`${id}${rank}`, each.how, x0, y(rank) + thick + 1 + Math.min(each.row, 3) * 6, x1 - x0, 5, style(rank)))
+        const x0 = max(left, x(each.from) + cell / 2), x1 = min(width, x(each.to) + cell / 2)
+        if (x1 > x0) parts.push(bar(`${id}${rank}`, each.how, x0, y(rank) + thick + 1 + min(each.row, 3) * 6, x1 - x0, 5, style(rank)))
       }
       const state = states[rank], text = doing(made, state, rank)
       names.push(`<foreignObject x="0" y="${y(rank) - 3}" width="${left - 6}" height="${pitch}"><div xmlns="http://www.w3.org/1999/xhtml" class="tv-name">`
@@ -572,9 +588,11 @@ export const view = (place, trace, sources) => {
     lanes.innerHTML = `<defs>${upTo(ranks).map(rank => patterns(`${id}${rank}`, style(rank))).join("")}</defs>${parts.join("")}`
   }
 
+  let scale
   const paintOverview = () => {
-    const width = Math.max(280, overview.parentElement.clientWidth)
-    const high = 9, height = ranks * high + 6, scale = width / last, at = value => (value - 1) * scale
+    const width = max(280, box.clientWidth)
+    scale = width / last
+    const high = 9, height = ranks * high + 6, at = value => (value - 1) * scale
     const parts = segments.flatMap((row, rank) => {
       const runs = []
       for (const { how, tick: begin, to } of row) {
@@ -582,22 +600,21 @@ export const view = (place, trace, sources) => {
         if (runs.at(-1)?.to === begin) runs.at(-1).to = to
         else runs.push({ begin, to })
       }
-      return runs.map(each => rect("run", at(each.begin), 4 + rank * high, (Math.min(each.to, last + 1) - each.begin) * scale, high - 2, style(rank)))
+      return runs.map(each => rect("run", at(each.begin), 4 + rank * high, (min(each.to, last + 1) - each.begin) * scale, high - 2, style(rank)))
     })
     for (const each of messages) {
       if (!each.lost) parts.push(`<line ${style(each.send.rank)} stroke="var(--e)" x1="${at(each.send.tick + 0.5)}" y1="${3 + (each.send.rank + 0.5) * high}" x2="${at(each.receive.tick + 0.5)}" y2="${3 + (each.receive.rank + 0.5) * high}"/>`)
     }
     for (const each of collectives) {
-      parts.push(rect("all", at(each.from), 2, Math.max(2, (Math.min(each.to, last + 1) - each.from) * scale), height - 4))
+      parts.push(rect("all", at(each.from), 2, max(2, (min(each.to, last + 1) - each.from) * scale), height - 4))
     }
     overview.setAttribute("viewBox", `0 0 ${width} ${height}`)
     overview.setAttribute("height", height)
     overview.innerHTML = `${rect("track", 0, 0, width, height)}${parts.join("")}<g></g>`
-    overview.dataset.scale = scale
   }
   const paintWindow = () => {
-    const scale = Number(overview.dataset.scale), height = ranks * 9 + 6
-    overview.lastChild.innerHTML = (geometry.count < last ? rect("window", (from - 1) * scale + 1, 1, geometry.count * scale - 2, height - 2) : "")
+    const height = ranks * 9 + 6
+    overview.lastChild.innerHTML = (plan.count < last ? rect("window", (from - 1) * scale + 1, 1, plan.count * scale - 2, height - 2) : "")
       + `<line class="cursor" x1="${(tick - 0.5) * scale}" y1="0" x2="${(tick - 0.5) * scale}" y2="${height}"/>`
   }
 
@@ -605,44 +622,62 @@ export const view = (place, trace, sources) => {
 
   const functionName = number => trace.functions[number][0]?.replace(/^.*<locals>\./, "") ?? "the program"
   const order = [] // each function's variables in the order of their first change
-  for (const [, , kind, , what, , changes] of trace.steps) {
+  const firsts = {}, finals = {}, atStart = {} // the first and the last value of each variable, and the variables that exist before a function's first line
+  for (const [, rank, kind, , what, frame, changes] of trace.steps) {
     if (kind !== "line" && kind !== "return") continue
     let known = order.find(each => each.what === what)
     if (!known) order.push(known = { what, names: [] })
-    for (const name of Object.keys(changes)) if (name !== "-" && !known.names.includes(name)) known.names.push(name)
+    atStart[`${rank}:${frame}`] ??= [what, Object.keys(changes)]
+    for (const [name, value] of Object.entries(changes)) {
+      if (name !== "-" && !known.names.includes(name)) known.names.push(name)
+      firsts[`${rank}:${frame}:${name}`] ??= value
+      finals[`${rank}:${frame}:${name}`] = value
+    }
   }
+  const owners = trace.functions.map(() => ({})) // the enclosing function of each variable that a nested function does not define itself
+  for (const [what, names] of Object.values(atStart)) {
+    const [full, file] = trace.functions[what], outer = order.find(each => full?.startsWith(`${trace.functions[each.what][0]}.<locals>.`))
+    const parameters = outer && sources[file]?.match(new RegExp(`def ${functionName(what)}\\(([^]*?)\\)( ->|:)`))
+    if (parameters) for (const name of names) if (outer.names.includes(name) && !parameters[1].match(new RegExp(`\\b${name}\\b`))) owners[what][name] = outer.what
+  }
+  const holder = ({ stack }, what, name) => stack.findLast(each => name in each.variables && (owners[each.what][name] ?? each.what) === what)
   const tensorCell = (value, changed) => {
     const contents = "state" in value ? `<span class="tv-state">${escaped(value.state)}</span>` : `<span class="${changed ? "changed" : ""}">${escaped(summary(value))}</span>`
     return `${contents}<small>${value.t} ${shapeOf(value.s)}</small>`
   }
-  const strip = (value, before, same) => {
+  const strip = (value, before, same, done) => {
     const items = value.l ?? value.u, old = before?.l ?? before?.u ?? []
     if (!items.length || !items.every(isTensor)) return null
-    const size = item => Math.abs("c" in item ? item.c[0] : item.v?.[0]) || 0, most = Math.max(...items.map(size)) || 1
     const cells = items.map((item, i) => {
       const text = "c" in item ? item.c[0] : "state" in item ? item.state : summary(item)
-      const kind = [JSON.stringify(item) !== JSON.stringify(old[i]) && "changed", "state" in item && "tv-state"].filter(Boolean).join(" ")
-      return `<span class="${kind}" data-i="${i}" style="--v:${Math.round(100 * size(item) / most)}%" title="${escaped(show(item))}">${same(i) ? "= " : ""}${escaped(text)}</span>`
+      const kind = [json(item) !== json(old[i]) && "changed", "state" in item && "tv-state"].filter(Boolean).join(" ")
+      return `<span class="${kind}" data-i="${i}" title="${escaped(show(item))}">${same(i) ? "= " : ""}${done(i, item) ? "✓ " : ""}${escaped(text)}</span>`
     }).join("")
     return `<div class="tv-strip">${cells}${value.n > 8 ? "…" : ""}</div><small>${items.length} × ${items[0].t} ${shapeOf(items[0].s)}</small>`
   }
   const paintVariables = (states, before) => {
     const rowsOf = ({ what, names }) => {
-      const frames = states.map(({ stack }) => stack.findLast(each => each.what === what))
-      if (!frames.some(Boolean)) return ""
-      const old = frames.map((frame, rank) => before[rank].stack.find(each => each.frame === frame?.frame)?.variables ?? {})
-      const rows = names.filter(name => frames.some(frame => frame && name in frame.variables)).map(name => {
-        const values = frames.map(frame => frame?.variables[name])
-        const texts = values.map(value => JSON.stringify(value)), known = texts.filter(text => text !== undefined)
+      const rows = names.filter(name => !(name in owners[what]) && states.some(state => holder(state, what, name))).map(name => {
+        const frames = states.map(state => holder(state, what, name)), values = frames.map(frame => frame?.variables[name])
+        const old = frames.map((frame, rank) => {
+          const was = frame && holder(before[rank], what, name)
+          return was && (was.frame === frame.frame || was.what !== what || frame.what !== what) ? was.variables[name] : undefined
+        })
+        const texts = values.map(value => json(value)), known = texts.filter(text => text !== undefined)
         const same = i => {
-          const all = values.map(value => value && JSON.stringify((value.l ?? value.u ?? [])[i]))
+          const all = values.map(value => value && json((value.l ?? value.u ?? [])[i]))
           return ranks > 1 && all.every(each => each && each === all[0]) && !all[0].includes('"state"')
         }
         const equal = ranks > 1 && known.length === ranks && values.every(isTensor) && !("state" in values[0]) && texts.every(text => text === texts[0])
         const cells = values.map((value, rank) => {
           if (value === undefined) return "<td></td>"
-          const changed = texts[rank] !== JSON.stringify(old[rank][name])
-          const inside = isTensor(value) ? tensorCell(value, changed) : isList(value) && strip(value, old[rank][name], same)
+          const changed = texts[rank] !== json(old[rank])
+          const key = `${rank}:${frames[rank].frame}:${name}`, [begin, final] = [firsts, finals].map(each => each[key]?.l ?? each[key]?.u ?? [])
+          const done = (i, item) => { // the part has changed, and it has its last value
+            const text = json(item)
+            return !("state" in item) && text === json(final[i]) && text !== json(begin[i])
+          }
+          const inside = isTensor(value) ? tensorCell(value, changed) : isList(value) && strip(value, old[rank], same, done)
           return `<td>${inside || `<span class="mono${changed ? " changed" : ""}">${escaped(show(value))}</span>`}</td>`
         })
         return `<tr><th scope="row" class="mono">${escaped(name)}${equal ? '<span class="tv-equal">= equal</span>' : ""}</th>${cells.join("")}</tr>`
@@ -651,7 +686,9 @@ export const view = (place, trace, sources) => {
     }
     const head = states.map((state, rank) => `<th scope="col">${chip(rank, state)} rank ${rank}</th>`).join("")
     const { scrollTop, scrollLeft } = table
-    table.innerHTML = `<table class="tv-table"><thead><tr><th scope="col">variable</th>${head}</tr></thead><tbody>${order.map(rowsOf).join("")}</tbody></table>`
+    const body = order.map(rowsOf).join("")
+    const note = ["Values before the marked line runs. Underlined: changed in this tick.", ...body.includes(">= ") || body.includes("tv-equal") ? ["=: equal on all ranks."] : [], ...body.includes("✓ ") ? ["✓: final value."] : []].join(" ")
+    table.innerHTML = `<table class="tv-table"><caption>${note}</caption><thead><tr><th scope="col">variable</th>${head}</tr></thead><tbody>${body}</tbody></table>`
     Object.assign(table, { scrollTop, scrollLeft })
   }
 
@@ -664,6 +701,7 @@ export const view = (place, trace, sources) => {
     slider.setAttribute("aria-valuetext", `tick ${tick} of ${last}`)
     back.disabled = tick === 1
     forward.disabled = tick === last
+    jumps.forEach((each, i) => { each.disabled = !nextOf(jumpKinds[i]) })
     paintLanes(states)
     paintWindow()
     paintNow(states)
@@ -672,8 +710,10 @@ export const view = (place, trace, sources) => {
     place.dataset.tick = tick
   }
   let address = 0
-  const move = to => {
-    tick = clamp(1, to, last)
+  const move = (to, keep) => {
+    to = clamp(1, to, last)
+    if (to !== tick && !keep) chosen = null
+    tick = to
     paint()
     clearTimeout(address)
     if (location.protocol.startsWith("http")) {
@@ -690,9 +730,9 @@ export const view = (place, trace, sources) => {
     play.textContent = "Play"
     status.setAttribute("aria-live", "polite")
   }
-  const go = to => {
+  const go = (to, keep) => {
     stop()
-    move(to)
+    move(to, keep)
   }
   const start = () => {
     if (tick === last) move(1)
@@ -705,35 +745,46 @@ export const view = (place, trace, sources) => {
     }
     timer = setTimeout(next, Number(speed.value))
   }
-  box.addEventListener("keydown", event => {
-    if (event.ctrlKey || event.metaKey || event.altKey || event.target === speed) return
-    const press = event.target.matches("button,[role=button]") && [" ", "Enter"].includes(event.key)
-    const act = { ArrowRight: () => go(tick + 1), ArrowLeft: () => go(tick - 1), Home: () => go(1), End: () => go(last),
-      " ": () => timer ? stop() : start(), m: () => moments.message.length && go(nextOf("message")), c: () => moments.collective.length && go(nextOf("collective")) }[event.key]
+  on(document, "keydown", event => {
+    const { target, key } = event, inside = box.contains(target), { top, bottom } = main.getBoundingClientRect()
+    if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey || target === speed) return
+    // outside of the viewer, only the keys that do not move the page work, and only while the viewer is in view
+    if (!inside && (target.closest("input,select,textarea,[contenteditable],[tabindex]") || top > innerHeight - 80 || bottom < 80)) return
+    const press = target.matches("button,[role=button]") && [" ", "Enter"].includes(key)
+    const act = { ArrowRight: () => go(tick + 1), ArrowLeft: () => go(tick - 1), m: () => jump("message"), c: () => jump("collective"),
+      ...inside && { Home: () => go(1), End: () => go(last), " ": () => timer ? stop() : start() } }[key]
     if (!act || press) return
     event.preventDefault()
     act()
   })
+  on(document, "click", event => { // a link in the text to a tick
+    const to = event.target.closest('a[href^="?tick="]')?.getAttribute("href").slice(6)
+    if (!to) return
+    event.preventDefault()
+    go(Number(to))
+    box.scrollIntoView()
+  })
   const pointed = event => {
     const { left: edge, width } = lanes.getBoundingClientRect()
-    return from + Math.floor(((event.clientX - edge) * (geometry.width / width) - geometry.left) / geometry.cell)
+    return from + floor(((event.clientX - edge) * (plan.width / width) - plan.left) / plan.cell)
   }
-  lanes.addEventListener("pointerdown", event => {
+  on(lanes, "pointerdown", event => {
     const { message, collective } = event.target.dataset
     if (message !== undefined) return choose(messages[message])
     if (collective !== undefined) return choose(collectives[collective])
     pointer = true
     lanes.setPointerCapture(event.pointerId)
-    go(clamp(from, pointed(event), from + geometry.count - 1))
+    go(clamp(from, pointed(event), from + plan.count - 1))
   })
-  lanes.addEventListener("pointermove", event => { if (pointer) go(pointed(event)) })
-  for (const kind of ["pointerup", "pointercancel"]) lanes.addEventListener(kind, () => { pointer = false })
+  on(lanes, "pointermove", event => { if (pointer) go(pointed(event)) })
+  for (const kind of ["pointerup", "pointercancel"]) on(lanes, kind, () => { pointer = false })
 
   const kinds = [["computes", "runs a line (its number)"], ["sends", "sends"], ["receives", "receives"], ["joins", "in a collective"], ["waits", "waits"]]
     .filter(([how]) => how === "computes" || segments.flat().some(each => each.how === how) || flights.flat().some(each => each.how === how))
   legend.innerHTML = kinds.map(([how, words]) => `<span><svg viewBox="0 0 24 13" aria-hidden="true">${bar(`${id}0`, how, 0.5, 0.5, 23, 12, style(0))}</svg>${words}</span>`).join("")
-    + (flightRows ? `<span>thin bar: a transfer in the background</span>` : "")
-  status.style.cssText = "clip-path:inset(50%);height:1px;overflow:hidden;position:absolute;width:1px;white-space:nowrap"
+    + [flightRows && "thin bar: a transfer in the background", "grey number: the line continues after a call", collectives.length && "blue frame: a collective",
+      trace.hangs.length && "red frame: a call that does not return", messages.some(each => each.lost) && "✕: a message that does not arrive"].filter(Boolean).map(words => `<span>${words}</span>`).join("")
+    + [["", "the rank runs"], [" waits", "it is in a call"], [" ended", "it has ended"]].map(([kind, words]) => `<span><b class="tv-chip${kind}" ${style(0)}>0</b>${words}</span>`).join("")
   place.replaceChildren(box, status)
   lay()
   paintOverview()
