@@ -328,7 +328,7 @@ NEEDS_A_GPU = re.compile(
 )
 TAKES_GPUS = re.compile(
     r"^\$ (timeout \d+ )?"
-    r"(\./\w+|python |torchrun |compute-sanitizer |for name in |rm dumps|[A-Z_]+=)",
+    r"(\./\w+|python |torchrun |compute-sanitizer |for \w+ in |rm dumps|[A-Z_]+=)",
     re.M,
 )
 
