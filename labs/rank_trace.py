@@ -27,6 +27,7 @@ import dis
 import faulthandler
 import functools
 import html
+import importlib
 import inspect
 import json
 import math
@@ -59,9 +60,15 @@ grows from zero bytes is filled, too. --no-fill turns this off.
 
 what the recorder cannot see: lines that run in other threads, for example autograd hooks of a
 backward pass on a GPU; other processes that the program starts; calls of torch.distributed from
-C++, for example those of DistributedDataParallel; collectives inside of torch.compile; and the
-work of NCCL on a GPU, because a call returns when this work has only been queued. Parts of one
-statement are one event. Lambdas, comprehensions and class bodies have no events of their own.
+C++, for example those of DistributedDataParallel; the functional collectives, which DTensor and
+parallelize_module use; collectives inside of torch.compile; and the work of NCCL on a GPU,
+because a call returns when this work has only been queued. Parts of one statement are one
+event. Lambdas, comprehensions and class bodies have no events of their own.
+
+programs that start their own processes: If a program calls torch.multiprocessing.spawn with
+nprocs=N, record it with --nproc-per-node=N. torchrun starts the N ranks, and each rank runs the
+whole program and calls the function of spawn with its rank. The lines before and after spawn
+therefore run N times. A program that starts its ranks with Process cannot be recorded.
 """
 SMALL = 16  # the values of tensors with at most this many elements are stored
 SAMPLE = 2048  # about this many elements of a larger tensor enter its checksum
@@ -393,6 +400,7 @@ class Recorder:
         self.operations = 0
         self.works: dict[int, tuple[weakref.ref, list[int]]] = {}
         self.nested = threading.local()
+        self.noted_ddp = False
         self.stop_lines: Callable[[], None] = lambda: None
 
     # --- writing -------------------------------------------------------------------------
@@ -748,6 +756,8 @@ class Calls:
             if original := getattr(self.dist, name, None):
                 self._replace(name, self._wrap(name, original))
         self._replace("batch_isend_irecv", self._wrap_batch(self.dist.batch_isend_irecv))
+        self._replace_spawn()
+        self._note_ddp()
         work = self.dist.Work
         work.wait = self._wrap_wait(work.wait)
         if recorder.options.fill:
@@ -763,6 +773,52 @@ class Calls:
     def _replace(self, name: str, wrapper: Callable) -> None:
         setattr(self.dist, name, wrapper)
         setattr(self.c10d, name, wrapper)
+
+    def _replace_spawn(self) -> None:
+        """Let `torch.multiprocessing.spawn` call its function once, in this rank.
+
+        torchrun has already started the processes, and each of them runs the whole program.
+        """
+        module = importlib.import_module("torch.multiprocessing.spawn")
+        rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        original = module.spawn
+
+        @functools.wraps(original)
+        def spawn(fn, args=(), nprocs=1, join=True, *others: object, **options: object):
+            if not join or nprocs != world:
+                self.recorder.note(
+                    f"the {nprocs} processes of torch.multiprocessing.spawn were not recorded: "
+                    f"this needs --nproc-per-node={nprocs} and join=True"
+                )
+                return original(fn, args, nprocs, join, *others, **options)
+            self.recorder.note(
+                "torch.multiprocessing.spawn started no process, "
+                "but each rank called its function"
+            )
+            # The program chooses its own address, and rank 0 must start a store there.
+            os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
+            fn(rank, *args)
+            return None
+
+        module.spawn = self.torch.multiprocessing.spawn = spawn
+
+    def _note_ddp(self) -> None:
+        """Write a note when a recorded part uses DDP, because its collectives are invisible."""
+        ddp, recorder = self.torch.nn.parallel.DistributedDataParallel, self.recorder
+        is_compiling = self.torch.compiler.is_compiling
+        original = ddp.forward
+
+        @functools.wraps(original)
+        def forward(*args: object, **kwargs: object) -> object:
+            if not is_compiling() and recorder.active and not recorder.noted_ddp:
+                recorder.noted_ddp = True
+                recorder.note(
+                    "DistributedDataParallel calls collectives from C++, "
+                    "which are not in this trace"
+                )
+            return original(*args, **kwargs)
+
+        ddp.forward = forward
 
     def _is_passive(self) -> bool:
         """Return whether this call is part of a recorded call, or nothing is recorded."""
@@ -1367,7 +1423,7 @@ def merge(recordings: list[Rank], limit: float | None = None) -> dict:
     trace["ends"] = [
         writer.end_of(rank, each.signal, limit) for rank, each in enumerate(recordings)
     ]
-    if any(writer.open_call(rank) for rank in range(len(ranks))):
+    if writer.ends_in_hang(messages, collectives, limit):
         trace["hangs"] = sorted({*trace["hangs"], steps[-1][0]})
     trace["notes"] = writer.notes()
     trace["steps"] = steps
@@ -1544,6 +1600,30 @@ class _TraceWriter:
         open_ = [event for event in events if event[0] in "SW" and event[2] not in ended]
         return open_[-1] if open_ else None
 
+    def ends_in_hang(
+        self, messages: list[dict], collectives: list[dict], limit: float | None
+    ) -> bool:
+        """Return whether a rank waits at the end in a call that can never return.
+
+        The time limit can end a program that still makes progress. In this case, a rank
+        computes, or all ranks that a call needs have started their part of the call.
+        """
+        open_calls = [self.open_call(rank) for rank in range(len(self.ranks))]
+        if limit is None:
+            return any(open_calls)
+        complete = {end for m in messages if m["send"] and m["receive"] for end in m.values()}
+        for each in collectives:
+            if "missing" not in each and "mismatch" not in each:
+                complete.update(each["parts"].values())
+        for rank, call in enumerate(open_calls):
+            if call is None:
+                if self.ranks[rank][-1:] and self.ranks[rank][-1][0] == "X":
+                    continue  # this rank reached its end, so it helps no other rank
+                return False
+            if all((rank, id_) in complete for id_ in operation_ids(call)):
+                return False
+        return any(open_calls)
+
     def notes(self) -> list[str]:
         """Return the notes of all ranks; a note that several ranks share appears once."""
         found: dict[str, list[int]] = defaultdict(list)
@@ -1719,7 +1799,7 @@ code {{ white-space: pre-wrap }} details {{ overflow-x: auto }}
 <body>
 <h1>{title}</h1>
 <p>A tick is a moment in logical time. Steps in one tick do not depend on each other.</p>
-<div id="trace-viewer"></div>
+{notes}<div id="trace-viewer"></div>
 <details{open}><summary>All steps as a table</summary>
 {table}</details>
 <script type="application/json" id="trace-data">{data}</script>
@@ -1739,6 +1819,7 @@ def page(trace: dict, sources: list[str], viewer: str = "", style: str = "") -> 
     return PAGE.format(
         title=html.escape(f"{trace['program']} on {trace['ranks']} ranks"),
         style=style,
+        notes="".join(f"<p>{html.escape(note)}.</p>\n" for note in trace["notes"]),
         open="" if viewer else " open",
         table=table(trace, sources),
         data=_compact(trace).replace("</", "<\\/"),
