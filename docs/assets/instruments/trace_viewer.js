@@ -419,7 +419,8 @@ export const view = (place, trace, sources) => {
       return each.lost ? `${text} · ${each.lost === "send" ? "no rank receives it" : "no rank sends it"}` : text
     }
     const { payload, reduce } = trace.operations[each.parts[0]]
-    return `${label(each)}${reduce ? ` (${reduce})` : ""}: ${payloadText(payload)}${each.missing.length || each.mismatch ? "" : `, ${each.parts.length} ranks`}`
+    const size = each.missing.length || each.mismatch ? "" : `${each.parts.length} ranks`
+    return `${label(each)}${reduce ? ` (${reduce})` : ""}: ${[payloadText(payload), size].filter(Boolean).join(", ")}`.replace(/: $/, "")
   }
   const choose = each => {
     chosen = chosen === each ? null : each
@@ -527,6 +528,7 @@ export const view = (place, trace, sources) => {
     for (let at = from; at < from + count && at <= last; at++) {
       if (at === tick || (at % 5 === 0 && Math.abs(at - tick) > 1)) parts.push(words(`${at === tick ? "b" : "soft"} mid`, x(at) + cell / 2, 11, at))
     }
+    const labels = []
     for (const { all: each, row, from: begin, to } of boxes) {
       if (to < from || begin > from + count) continue
       const bad = each.missing.length || each.mismatch ? " bad" : ""
@@ -537,8 +539,15 @@ export const view = (place, trace, sources) => {
       const index = collectives.indexOf(each), space = Math.min(x1, width) - x0
       const name = label(each), all = `${name} · ${payloadText(trace.operations[each.parts[0]].payload)}`, text = all.length * 6 < space ? all : name
       for (const [a, b] of spans) parts.push(rect(`box${bad}${each === chosen ? " chosen" : ""}`, x0, a, Math.max(3, x1 - x0), b - a, `data-collective="${index}" rx="4"`).replace("/>", `><title>${escaped(long(each))}</title></rect>`))
-      parts.push(words(bad ? "red" : "b", Math.max(left, Math.min(x0 + 4, width - text.length * 6.4)), y0 + 13, text))
+      const start = Math.max(left, Math.min(x0 + 4, width - text.length * 6.4))
+      labels.push({ bad, text, start, y: y0 + 13, end: start + text.length * 6.4, now: begin <= tick && tick <= to })
     }
+    // A label that would cover a different one is left out. The labels of this moment come first.
+    labels.sort((a, b) => b.now - a.now).forEach((each, index) => {
+      const clear = labels.slice(0, index).every(other => other.hidden || other.y !== each.y || each.end <= other.start || other.end <= each.start)
+      each.hidden = !clear
+      if (clear) parts.push(words(each.bad ? "red" : "b", each.start, each.y, each.text))
+    })
     upTo(ranks).forEach(rank => {
       parts.push(rect("track", left, y(rank), right - left, thick))
       for (const each of segments[rank].filter(visible)) {
