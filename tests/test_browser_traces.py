@@ -430,7 +430,7 @@ def test_the_page_of_the_recorder_works_from_a_disk(browser: Browser, tmp_path: 
     page.locator(".tv-over input").press("End")
     assert tick(page) == 4
     assert (
-        "Ranks 0, 1, 2 and 3 wait in send at line 30." in page.locator(".tv-end").inner_text()
+        "Ranks 0, 1, 2 and 3 wait in send at line 33." in page.locator(".tv-end").inner_text()
     )
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     assert page.locator("details summary").inner_text() == "All steps as a table"
