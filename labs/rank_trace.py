@@ -27,6 +27,7 @@ import dis
 import faulthandler
 import functools
 import html
+import importlib
 import inspect
 import json
 import math
@@ -59,9 +60,15 @@ grows from zero bytes is filled, too. --no-fill turns this off.
 
 what the recorder cannot see: lines that run in other threads, for example autograd hooks of a
 backward pass on a GPU; other processes that the program starts; calls of torch.distributed from
-C++, for example those of DistributedDataParallel; collectives inside of torch.compile; and the
-work of NCCL on a GPU, because a call returns when this work has only been queued. Parts of one
-statement are one event. Lambdas, comprehensions and class bodies have no events of their own.
+C++, for example those of DistributedDataParallel; the functional collectives, which DTensor and
+parallelize_module use; collectives inside of torch.compile; and the work of NCCL on a GPU,
+because a call returns when this work has only been queued. Parts of one statement are one
+event. Lambdas, comprehensions and class bodies have no events of their own.
+
+programs that start their own processes: If a program calls torch.multiprocessing.spawn with
+nprocs=N, record it with --nproc-per-node=N. torchrun starts the N ranks, and each rank runs the
+whole program and calls the function of spawn with its rank. The lines before and after spawn
+therefore run N times. A program that starts its ranks with Process cannot be recorded.
 """
 SMALL = 16  # the values of tensors with at most this many elements are stored
 SAMPLE = 2048  # about this many elements of a larger tensor enter its checksum
@@ -393,6 +400,7 @@ class Recorder:
         self.operations = 0
         self.works: dict[int, tuple[weakref.ref, list[int]]] = {}
         self.nested = threading.local()
+        self.noted_ddp = False
         self.stop_lines: Callable[[], None] = lambda: None
 
     # --- writing -------------------------------------------------------------------------
@@ -748,6 +756,8 @@ class Calls:
             if original := getattr(self.dist, name, None):
                 self._replace(name, self._wrap(name, original))
         self._replace("batch_isend_irecv", self._wrap_batch(self.dist.batch_isend_irecv))
+        self._replace_spawn()
+        self._note_ddp()
         work = self.dist.Work
         work.wait = self._wrap_wait(work.wait)
         if recorder.options.fill:
@@ -763,6 +773,52 @@ class Calls:
     def _replace(self, name: str, wrapper: Callable) -> None:
         setattr(self.dist, name, wrapper)
         setattr(self.c10d, name, wrapper)
+
+    def _replace_spawn(self) -> None:
+        """Let `torch.multiprocessing.spawn` call its function once, in this rank.
+
+        torchrun has already started the processes, and each of them runs the whole program.
+        """
+        module = importlib.import_module("torch.multiprocessing.spawn")
+        rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        original = module.spawn
+
+        @functools.wraps(original)
+        def spawn(fn, args=(), nprocs=1, join=True, *others: object, **options: object):
+            if not join or nprocs != world:
+                self.recorder.note(
+                    f"the {nprocs} processes of torch.multiprocessing.spawn were not recorded: "
+                    f"this needs --nproc-per-node={nprocs} and join=True"
+                )
+                return original(fn, args, nprocs, join, *others, **options)
+            self.recorder.note(
+                "torch.multiprocessing.spawn started no process, "
+                "but each rank called its function"
+            )
+            # The program chooses its own address, and rank 0 must start a store there.
+            os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
+            fn(rank, *args)
+            return None
+
+        module.spawn = self.torch.multiprocessing.spawn = spawn
+
+    def _note_ddp(self) -> None:
+        """Write a note when a recorded part uses DDP, because its collectives are invisible."""
+        ddp, recorder = self.torch.nn.parallel.DistributedDataParallel, self.recorder
+        is_compiling = self.torch.compiler.is_compiling
+        original = ddp.forward
+
+        @functools.wraps(original)
+        def forward(*args: object, **kwargs: object) -> object:
+            if not is_compiling() and recorder.active and not recorder.noted_ddp:
+                recorder.noted_ddp = True
+                recorder.note(
+                    "DistributedDataParallel calls collectives from C++, "
+                    "which are not in this trace"
+                )
+            return original(*args, **kwargs)
+
+        ddp.forward = forward
 
     def _is_passive(self) -> bool:
         """Return whether this call is part of a recorded call, or nothing is recorded."""
@@ -1367,7 +1423,7 @@ def merge(recordings: list[Rank], limit: float | None = None) -> dict:
     trace["ends"] = [
         writer.end_of(rank, each.signal, limit) for rank, each in enumerate(recordings)
     ]
-    if any(writer.open_call(rank) for rank in range(len(ranks))):
+    if writer.ends_in_hang(messages, collectives, limit):
         trace["hangs"] = sorted({*trace["hangs"], steps[-1][0]})
     trace["notes"] = writer.notes()
     trace["steps"] = steps
@@ -1544,6 +1600,30 @@ class _TraceWriter:
         open_ = [event for event in events if event[0] in "SW" and event[2] not in ended]
         return open_[-1] if open_ else None
 
+    def ends_in_hang(
+        self, messages: list[dict], collectives: list[dict], limit: float | None
+    ) -> bool:
+        """Return whether a rank waits at the end in a call that can never return.
+
+        The time limit can end a program that still makes progress. In this case, a rank
+        computes, or all ranks that a call needs have started their part of the call.
+        """
+        open_calls = [self.open_call(rank) for rank in range(len(self.ranks))]
+        if limit is None:
+            return any(open_calls)
+        complete = {end for m in messages if m["send"] and m["receive"] for end in m.values()}
+        for each in collectives:
+            if "missing" not in each and "mismatch" not in each:
+                complete.update(each["parts"].values())
+        for rank, call in enumerate(open_calls):
+            if call is None:
+                if self.ranks[rank][-1:] and self.ranks[rank][-1][0] == "X":
+                    continue  # this rank reached its end, so it helps no other rank
+                return False
+            if all((rank, id_) in complete for id_ in operation_ids(call)):
+                return False
+        return any(open_calls)
+
     def notes(self) -> list[str]:
         """Return the notes of all ranks; a note that several ranks share appears once."""
         found: dict[str, list[int]] = defaultdict(list)
@@ -1719,7 +1799,7 @@ code {{ white-space: pre-wrap }} details {{ overflow-x: auto }}
 <body>
 <h1>{title}</h1>
 <p>A tick is a moment in logical time. Steps in one tick do not depend on each other.</p>
-<div id="trace-viewer"></div>
+{notes}<div id="trace-viewer"></div>
 <details{open}><summary>All steps as a table</summary>
 {table}</details>
 <script type="application/json" id="trace-data">{data}</script>
@@ -1739,6 +1819,7 @@ def page(trace: dict, sources: list[str], viewer: str = "", style: str = "") -> 
     return PAGE.format(
         title=html.escape(f"{trace['program']} on {trace['ranks']} ranks"),
         style=style,
+        notes="".join(f"<p>{html.escape(note)}.</p>\n" for note in trace["notes"]),
         open="" if viewer else " open",
         table=table(trace, sources),
         data=_compact(trace).replace("</", "<\\/"),
@@ -1964,246 +2045,247 @@ def _without(words: list[str], name: str, end: int) -> list[str]:
 # The text of docs/assets/instruments/trace_viewer.js and trace_viewer.css of the book, without
 # comments, compressed, and written in base 85. `python docs/assets/pack_viewer.py` writes it.
 VIEWER = """
-c-qB%TXW;cmF7O{SD?^k79fEXNnNT6Es$$_dd432#o=n(8^L0mAPGruQ3OpuC22@T%#)vYcVc#4ys!HgW}o(9_Mh}G+4
-G%~nMi=3s@oH>GoCJic|DnV^4#*|$yv6{3ny75cgeDdydu5{;-Xlm)B7UHqs=bpbUNuWPv?mr4K_zJE`Ar!lW3mJ?op{
-TTPJamd?8Js1^?(eTYFq|w2beP;A6bFPsZ7`^Ud^+$*ky5xpkW4UfGlHqs>m96hGBzURl*Y;@o((N|tl4gy?9U6!+^T!
-*jF~;5OHbEL#V6@ndk8E`xP;znt%)uj1lX0sqH5TSnY$H2C{>-+bN4sl(+>di~_7&ZHcbqQR_hk|Ibx62w6~D`*ZRsT0
-rVUm*3%G%u26vi8a{s{Z}z+bmi}gAu{|)Ac%j@|J$*L-Le+{#X^6E#kXX<Snv?;4!#OZ*Hl50-O^Fcn?Xzqpw>`@>#q}
-=24M67SZ4xgYDsm-&rTCMLbKq(^2bc;Eqpkf+U{ZMgwo-w%pKdQ9qx%fqRATMS;%&K5y{(%6&zjf4a};$Ic(2;#hb2$1
-Gh^j}O^;o<{@z(^(|To8tDWKa`&+;<>ILPF`*#C10cjN;hcte3ctGuD^5Q<=oL_;=-fs-9+_+wVp@oc=>_4;XkUIL2o$
-u4SrKi0mkEOsv2?zrE|ilJ2tJ|(5hpimiKqlWNoHOep-|D{%77W^4`xkXFLDorBAa)6QhToE`RofJ@9DoessS~iy%+`A
-sI)bk^6V)&)lGYe0<g&2P5|@^{danex-i(y5n)@Iwh=?^>`da_!#xZ{%|;YjH0MFbf?r0tp@(&ZqOTRw5AFDnnCuw$5V
-9ccZ%%S>tvSZX}0vve1G@;zT1tvFE@aUhQHI8@<@odcmnK?SG{ike5gj_J@Pu0zjluIa--&pe=-!lp2_@{Fz%b{i2p_d
-{-aigVV{(hIgeI>+EC==<wmE;IBATzOY0`B+{G(T)zxV7fB(hxw_BIcd=al*y$<=e$uiH@de8Eo7ZEM)V$o_9PpgCoi{
-wR-n=yrPTP?S6X$d96w1nOIBir%ZMcEJmcVGU}n6i2*Zi!lK&{F7roh=hLDAxB$=zdH8y1{k4$mz%5;*YyKN*-6)nl`_
-h;Os#|v^h$zJq-aG+iq>JUX)<@3Pb8p3n_Dl6ZhqY6L;<;6!1nugoi`58Po`<M?JwR$uF^w6FSAtQ7ie40<S~cFGS+~-
-Cexabkl6VyKJ4vm^#bBo8id){vZFBI}S(VAYLq@v`Fr9A&dOUh=6JE!D~==Y*7sWXs>{QZuD|PttogG{%$<sqW29&J-g
-_=ztaP|w=tP^e&`bYlV*~JW;S*+G~AsOotH&hEy<jB^6W10yitG=j)|({uR${WuyCxL@p(EcoQJfyb&A`>0k5D*#zg66
-F;(7(GSDXG%%g9=apLx&vj@`HsDXBZ^;V6`LgN>5soCb<s5{lXG@BV(q>!Y7<b<dsGVFt<unU=7Y}Nq%T@o)Hy@WHH>_
-4P)T1?f3;xH;}ojv3xM>DYP_61iN%HHUF9EV`qYK1?la;IFz=V?k6*`Q2ea_KSW23~s7^X1#HYi85vn5)tUaklJ%e+V;
-B8<QFCaEL!PztrEKV;5BCM?p5kCO|KQ{2~6DIZyL<Bq>GNDp|(`@rr0*K09EwB!SKI-xH$IO3<g_c^`;V5w*AKNlTtd@
-rPU^cf*4%5`+5aQaSpYq#uc;g)T;tYl6Ot*9CR5ik}u)JXaX;Lj4?ekgXTnRdq(!={hfhhudsHyjK<FlFW`xN>03eeoy
-P-#le&iIX<2SJ*FWjHi)<Zt8w+kt^Wi?wp%X3-^0oEI=j=%%qck?7iR$k5KsmuFo)hbw7*HlK_ik-GGztiw?K>L!PkdP
-g6;Cj3~mW-Ykuqqzd*I~fQbcz;7md@sF6&wr<)F_GMd|!ZBz)mnL-*^pyUUWIQ1dLED91uewNYD;-$t;=imMn_^HQ8{}
-Nc0<uwb-$UD?LLpLp(8*o?n;$1dR7E!S#InBsl8xplwd0-GP4_NZsNihY%A|@8k1r-G#3Skog-r*ub3gsg-8IApbhL<#
-Ec8&N=7+!9T+!XLOyHZ4_;S&l%aRMMT51XB(4HfC^0|Omkrv(d=X9=m}BDh}D9)gC%ko$}kC;~QtQto!Ef6DT@J^&t}t
-+9;1bA7*@F=Qh&IUYffq!CM*&gwqD^)?JZ**Dq<%Z99}4Hd6KQ|MJ>XLmRnhe+D-rfM$Z%g9F)k<51?Z4eA^Hz7!=|Gl
-yKo|-mPDWO3{<Ws%jFrqb*F`$X(dIt)oOA`9bv^yZJjw)K6Taq*v*4z^3SrbFXN());a0+!VGuJd}JG;GkR#~fun3(3g
-(ja|)qPbnkI+Giap1kBDU?Yq`e#uNc;7pKO`uS3Eo)K{+jr@=^QLtmf<_`G}k?2Ym&&p7kK}q`a5f`$4lX62lcb46)pu
-@YS_m8A>y#Nrc7Ih1`)s$(q6an!BX?bP@L(`?^a~qN{cu-V3;O2rN3(?>Z|8y{UA*T<4YbQMcAIT>@nm%hgf}NE^pv{)
-fZh59uPv|<dhGag+9p0w|34>UskGKs&NnXQ{f0ej1?1lo;u3W~uB+ug;QYB@``lk}Sz)l0jD<OOxc^f2!47<m<8ZUJ*m
-8X6MF0=4pmC-EB>v^hbhjC32U3<XjfT)8a(nBjp!=y9IX}yb!*)8<z<iUBD6kcsy*9)S&RM?`Gv=_f1^!Kc#5QI%F1na
-C4LYyeNU(S<jsQTNj>Zx-Z=Uz&>;R{}jRPD>{wyaATKs3e*tsiOBC)yIpw4~)+7Mxr|00tr8g;mRVWQHXabV0Km9*~Mi
-(ovJ<?oYLz#^4B=&t3zv=zz(rGDElvCFd}pD8;zHGc~b+3Tdlai*XvLAhnph?ueN0e8a#O3sOoTw<&bBQUqf+kSy}xF3
-odNB#AKNlNTyr32A3hB1ljXOj!gFSF^<5Ju1tC7!JFo1f4}Nhdo~x1Xb0PCG!m#sQ_AoG5}~qRsu+`c?g9_qjSA8Yfng
-*sN(w|)f&?4MS62v>`NE;v>V{P@fBvVx)G`?M0)^#TCFlU&YzaER;z;kN5jzuqX;XhJQtvs2IHALNHP)Buuj)WcP8Duo
-Hbr{5v^E=2{aoD&`+TELtr6BpvE7nzoINHe?x4`4-|7(0#Qj8B|l1$O;TW9V$D5q@C6~3md{NQYf(xJOGs`*1-7&Ol4!
-@H2jvGia>drR4kn3+CviZOzUmI8yl7D&(vCP~L`B9@rN}H^gcMZg1+N=$psfD1h`h?YnJH6)=ACNq3z(%3V9TZyS0mky
-lFycu1h$Wnen~Cs-M|o24_A?qj$Tk%MFuxmb$6N&5hlW9$#}GN349_Uqp@C;47?lNMBI^x(5)7l9U#3rF_ge4g<3=483
-{WfN`Y|`kntj{w-ww`;W-yVqm;*pso@Buag<QI(dSt&WoVL?O9|SNo`czKyd=DY6fKm?lBMHfz%w&lC$SMgUuXfe)zUw
-;aBYN0Ymp;fG_?|JL5?`R!?4@fS1t-eMq}i^ye?dE5OsaKuChaM-bwE$S>(ya(7;ut8)epj{F|*>El=|FtTCgc4C$B{C
-cc$~%+hbA+f}ym{G&<=^EjDLp4yM`I*q3bqL3Tr6G{_v+irM6vM#7U;Q?)-{B{?q6;NeN)m_s7)KO4OwE1S~nX&;lWvw
-?K4M2EDcRneFNs&0FIG-<#Z3$ejU~OLFIqB`P2vEpqAxoKri)yKQW6wuzfms1o)3Xawm@{G9qi*R-En>U3-5yqe7z=4t
->awpAlL?2?{1zGma9&#{0BxP@kg%8XCXPh<(ga44BaiiG$?_#nF>jUwF<D^K_%R%rq;UwVvoUKg?$_}`oi^d$^5En<Z+
-*YqLUq{EAhyY4TKM_<>1p7;?77wf%Xg`y#zc7RWWrKTzl}duGagjNLxLI#ka-3<!^0_GP+O}KMe@jI;j(TuWnK0qA0^5
-H9AfO+wt)jHF+odvw@k}4B{kL>8jZ8e3TK+!+%Mg|;zAaEZNva+ME*VP3k#MK88m&>$PjV|1~mfAb~wSm$y}_((j1IA(
-(Z&ND9x$ng!`64R&KIhXX|jHq{X?Nb%aHw=?+OT%&FmYv2aw9OE^Lte=b?_?FO_ZNWO~;oi062pPYBU{JU?z_{~>t5Kj
-qhb+-E9282M%T0bhu-Hm9D#z(uonKWADkDg4S;2ma3t=2{lByAo?+B6JnO7s00HEWU|SP~i3cI(n8Nmbq-oG9YP%*{V(
-@2{y1#_!U?F4aW;RpruUSuC8SNWclXRd-ja#JrnCT(M<!7K?LM>L8)|N9A0Ww9=Y!F<+$15at5fe&b!aFKKXUSS3lT=w
-!k_nf^?ixNz|0XnRlSx`7NJ;<k;wTgIu*fjP_P(iOQ;Z#y74v33EL>T)g{OHtF|^|V(gR24Of4qdCtYMsqU@D==pN!zu
-p{2HMq<<5Ay;UN-kSeP|w+974h=XdSV57_vEWkZD)IOxSJ?sOM8D5en+I>=(f;etH~0uWD?cB9g8LOtds9a{=w4sm`tQ
-}kA<kmf<N;(4QZ9E_$gV#K10s1pH&+U;pms(+*mAq)pg!|Du*odWc6zdq+L{Q`tP38;MhvFl7U(*$gSz7R<a0*&0ig-I
-W}uS1#_QEdl}I(P90LIqmm8<IZqjvQ9P2&D&WSb}Bi{{1(<`I~oyF2p22*z!Cf?#z0c6Ju-+3!8BAAiU86r87^i>A!`O
-EYfQSf}WE+&XQH(Fl|~q@s{U<hnqz<jTa6TOYfNT6Y|r}Uc`6PdF<ernc!b8GQwtNKU8mpt{96PeL}o`a&QXm@aePjaG
-Nd?!JVfxS<E#SfBVg^zWAEA{%?|-FCJIk#B*JD`|8yzfArn>c=-N(Z~NKkyZ7&x<KwOC4a4{Jf1T~<JNG^R-*W69Q*kT
-fRhjW>`~LluvR-a@$~3$G>0*Hi4cx8k?|dqPV(;J2NAKT1bjHV%z`b!TvqW|e!+K7C<Vb)7LFcx(TSP=GNWSe_A|p#ok
-Qt?Pht+;`$HVkB_ZYzyWh`Pn%RlVrBJK+AXSDx`-$46v!_)6Z?yK=>hj>rnp%4r{a@J0H@8{JVWr+^m56Kgf+#|qw5-I
-;3PeCOoh)`cx98IA+&~A{jsMpC?i?s0E_ax5p9)V$kcE(k{ikE^{k^6GP!kjyJxzX+O3EJ-J6vYM;eNux~j%cE+-cGm|
-*&Bq`f-)WhZ~#`{_id=mUbwwaBHpR8f!R7u-FW@8ixcncvU|*&;Z!nzLJ4I(7-%asCwcL-NFul0z9p2Q5_a~^otWdaf+
-#Bl;B+2v71TYtQt3`Q$K<5*ot#%Pk)%R9bxiDDx<m(Ht>8~p>$gjyNs)U`d->gpaP*tyZ}Y?*T#=|$=oz1qGT=70aymf
-ox4Pgh(9U%Tj<4E1=e6^?-NOg{k3KGt;9Q{2sp@>t0K7Rw{f~xUM)1`I|K)L9&`4f?3Vu2H{f`B{>zw`K@~bna`#Y*Y+
-cx`<v{ehePr)xt>i-k`vvfTp@~n!^GxR)rjNCK&^TdDFb&&OLKpzn+!NFtj6o^-XG#;=&j_YE3RAAAh!+FH_$z!L;{x*
-H2P2Zz!<~(uYQ#DZmP8s}F&D3L|P0L?9%o{r2of<gBlduGoxi<jAM>AlL8knaFmE)R3<?z=uKaJN+4{q6|vNjLAgmRuF
-({Y5^fS`IJhfJsegL6;n`MTo7EdQDy>SKU4g#^xR6Jp^DVn_Guh4&dF50~5d?qo-TNkx7Cm?jUA*n$Gl--XcTbuZhB9=
-~Za%06e0)wWkrj<oF&f(9Rmzz+-=#)=Im0+s@P`<pM{CGmQ8`|Efe-{l^p47Nk(oa(cX=)$f*OaPpiZF%g^O0y@lU->R
-_qr)MOwKI>4m}E|6ukZQ(cH86eNGr43jHosHzOj8i>IFr5N6Xa>RvBA?BX*`UW;rklv6?a`u{njti2I^|D=#Bnu!4Li8
-)9SYJ}_k|M-R`HDsHgB33F(EDz~Ryz)kr_+0vtGfje7Z8l-7sw4ofs9JBj^u%v8Xe!HceC4P#e6VLrM{cr=g74X1^c>x
-<;$a1qs7{EIubc>H|RC7zQe3g)NWV*-`paKoSg{7>$h^NVd1d?|s<?i?hYBX~5MfTtZy?&Q{R+riOE?&67rTo06RdEC4
-jg^2dQz(9f1YkLy6;OjZ<1EaR>~b8(Nt>i{3q;Va-JPDo@<1_@bMB2o=CE=`YS~l4%R6GuQs%fabI|pzJrLH<ttwX8?5
-??ioppjvf(Z+S0|niPO=Jz#1Rha=l;2T%YWbb~@&0b5nv!;z{Q0fcP3GANzE%ELDZEXTk(9m06%+>UCfG!jv)jod(;Cl
-$)Kb_s`5Hu5QQHY)9ZD-`%npJfRO9EnB3W^YASsOiqi@qrCNXyX5U=NzqLos7G^gY~(#oPH1x;19Ob?*UPhxn$jvXn*K
-5(^J3Z4VA#r-_VLCSp+z~9kd*4oiF&|d$>NtlL+sg4g#&+=VbXN$btMf3EdYi~K?E-n$b1rY^SeBGeBy}rsmCe#mQ-G~
-b(@fSjLwrK@N*suYnPR|r}3a=490BT@*mKKA}E|5J-Y7*~oKM>+!w*7+C`*jI%x&&p>lxq!hyo;*@VGoQg6wX2GLcgn^
-f6Fv1zArNHG#J@KH@m(DfuZG)ZUWuBnn6Y2B~v+anH6Tc6Qm###foATo}NBDJait;I@$W>l&DJgH2-*`)ld4&qmfH08Z
-(j{x?6Sr0{2_|=9>UGZE`>!U7<`ohAJ&@zMS&)JI{a>xac3Ft6e*BvB1<{de@w7O<TZ!sx)7Xe*_@G<*Cdv$;T0fXb%4
-tb0XHXCkm2B*zA$5l4a$1aAEe5l){uFwFwxKEMm4X2QOGE>fEODIkC|f)(^kJJJ6CwUQ-)x0!xCw(gf1<_-gxN7oZuD;
-0&)@BsVyGHAPpI4J5f1*Ai|1;D(d@XZPGYDYCO%eh&3s=^E#f2m7VWvSfjiro&~;S(F=4N!F{wu7Y@-+%RXXg8VyO18B
-~^X~1i1R@j(V9ffKEt|g(n%18sJX|X1XtCUUL#p&`e$jBv%bTFS$*4+u}27<1h`+HKUcvs%VYubhI!=@d;D;ltc<*Q_#
-#-8gDy%GH?bS}HeozK<_`0)_OhYtacv6Z|V@Z=h<kU|I`IzV&2qV43wVi#7_K&m)6K+c^ab71%e|8$baWOmQK6ntb8m(
-_`4SIdLEbll*`>Vy8DILZU;XIzKR>eL`ng$@4c(gLC5d~2p*p60lhM*Te8CQIijyXOwkUrd?T*Cc;03)Ao9SH#Oh=leh
-ZR|fU_KmT_rK79iD;9@T~O)Ps7IN$%{UxZh~>HYhE{Ga8>0NT>#<-WO=wd*)Py(W2qpkYB3V`PJNI-^aU1kNu=f?!y_p
-#L=JrAsk#R06mMLnzbC^8r%IvkdN*cP5&dPP4~@_-AdDc5fGGz8f4JL`V=*!bd|>h2{7G5IH!~2>NZj${8}qOKxz03fv
-}(6}82<R$6ua;6(+8mAVm<R1mN8q=Lhm)Ddbb#=<uxi|oGQ6{j^c<qu~Gp`=fW9Ga3&8LA(0^g*pFO|U$3VGe<^`e;R$
-(57%-p{2SYd2kxh1`S=g3#T|g$G>AUB;3!@rdF?d<oka4@-%QOhqcb}XHL8Q=BnLxI>#?hZ|;z9_Hq)>b2As_Qe;jOgu
-`;yDE`2{Pio%SbwN1*V^Y$S9#2O(+4&#%Fxoai20$aszvPQJK%a87t+Z7F{@wQFDYb>}%Xv-n(h2cJn%A8M<GF5CyW5C
-+hbQOdRP)1C+G;5XMjysk`ZFE3TBqN=&yPJh4)BMt`YR(bYWsYsj4t2_!c)Z_3iz_lT9yQU#4uaaC8f1PB<G5C7M6={k
-hafgR!+`+xr3zL^+mr<qwWzO0eI<E>9XL9F<nm2QdNL|S%q3HKr`ZG7|8ioI`%o?<iuVkUSM@UCg6PKd;rUGP&v4l3!3
-Q(=>`Gq+Q?de$s@HyW;N22E9vdtxO(Nl(tTH8Ok%MKC++qe$i$U*6Pa3+C#7MTtbg(CS6@Z|%l2(x`}*j+!T5OK51kX`
-)v(<Xov?;^n7y)3QQ*SXA>X0E92k(6p*qbXh)Oy&C44R=d6ux$mDNB2&1j>Y<@p*IEgcYD+f~;0#P+RxZQNJ8p+U@5)(
-yX@h$ho6uJS?;V9eJB4~V22Y@M5=c*oj3Zl&Ums=8w6`=lgPps{YkmYVZ$XqVv|q>v|V^2#~98?`LT-#g{$CaBnIG4^S
-yc<DDu(-YPO<)B#?-SLe@!ChR31?2(H)2F5Wq!hmun(zrGX>D9*U$ow7Dy~T~QfW|p-dD{rjU1)o#&~48mBJ%}rBA-4f
-&)pZ`=@)-iDk~SHJ_u67~81)*!9P(vWa|!GpKp?KpTQDsFzz0q+U1g`8YwtuI1(a=Grs*Q_L0=wGNhF?&hbEnf``a4&#
-D0FaP}QihdAFA8}tWTa3l|?y9SaEBmdzuzb9I>UJcC!!F!$ZBHuPIwC-FVjnznKz`jatV>@2Z(MF6F2)_kOI=p=C*@ab
-{`)t{b$q`7H<Dx+*M7auR`E?NxLeMA{188pBuWLaM>4{lJEd(V^P9vne$_WWD!O{76Kki^yRbXi8O9D^c;!(N*j_^wPV
-S9`U_-`KA_e<o1h|R0jEv1<MFLRqQ^4x^);*~iZSKXl*@`rTl%V{DnB&#qX=#;Y4-24`bffKjyvuP$4l7^zi~T)1+4VI
-M32OVw^nyDNm8_HA+kweFv0)hY!afZRV=VbF=7?DvKJ*UzIdP#miO$#{3e<hm+o%s#l=@A8+vWgml2SxVA8Kk4qbm4q8
-{*UcF4)-es@Mcd?m>&}e*fqH_Whs#$t5BLKLvKJFa3FEx2b%};)!39Z%OF3^NXS6A`Vtf3qI(gwYOyexND%Wz_-ytG-G
-jLWasKSG93vrNda+t%ny1+g3yZN5eqOCS&7+Ug<em@B_%N;Zdr9VVWRNDZbl$uZxmj`5-0hffs59>QOeVPts)+zjqIi@
-1QM5Bf{|X%=vDU>(M!!lc@rZ<0O24MA<u;!z&}z>r<LWQhA@gc^YuA_+GkNQYWH}kYABG|MEc`WtY0yj@8P^SscMhs60
-K>J($+r65FZu1_0~&VZFV?kd^I*yUh$!Yw2T)DYeQ%N8gXr(vOJQr8&V=ct_|=TbH^>}?qKeqe81`iUq>8`GB&bsN&9L
-ad>E{?h+J1CLP?cj>+EG#B$4tNvwcLxv8_&07)Oby@IuuO4%orNA6xfb@7GZ8Eh4Hzyfn0&=0DG9DR2r>+LjPaCQ{AR<
-)aE_G3(^wzKTI((5!1a)#Z_=n^Q)0^)vhd0tEI42@v+c*)_H#jzRV3iS<(m=2(O>fklC^-M&yA+oZKdM6w5SQ%LGoCm*
-cR=O{VmQcz>Do>6B%#Rsu}vxkz8o%GMQTXb-MdA0lJ26g!sL!@bDZP_@p)iUU0go-6?l69oA>v+$}hG5Dsy$4jM>3mKb
-2_Uusc?G!hH#E!A!w};-;ebM?{ZP`%B|F+<f6{J^?GcU}zT#OJPlO?|D1*gm*-+Ks`aE<Ubv0yEo|p&PjoLcCF?D?o7U
-PKXg$ajK@p~ds3!oTR0d+(#<cq|2Sj{7MT}B83XJ$|GJx6kOE8rs9XUZC_CTdE+0%}X5!rl=RC`poQYQDZ)>e#9KSC_a
-;zJ3<imowFM_C4oxXtW4;fXjdoT$RIfc@s`6iA0L^EqrtP-@fi@T{~9y?(i*l39XBGd`25Gc(A%uqAl&@qI<6Vi+6Po-
-j^E<%W$IoSak|J?C!8!BspT4wKXx##W8oDCE`!7u5#=;6Ls-Q?P}}7th)3X;8x~Nu^{L&JktSMf^&(2ocCji3Q2CmUE1
-I}6U)^#+K3zIT&6>=dCG*ug}$B34rcx?xXGlv22QHzE1^3fI62=|m#`ZOh0sx8SFBFBBr3?+Q^nD4VKQy%w4CN?tozVS
-qg4XSK&*SP{L5oqA3~JcFnrF=9R?2Ha8~{1Vhk^WiN7<ZUf#!%tVF9Ne@VsDaEp_-c>Y4IR_WH<OO>4<f*r%cOibetUT
-&o89qvc)!Gw&1VKWC(d^l(kXWorRh^3)q0#4;~L4*bp0xnlZOTTmAFlix<c1pHO!Q$~{_K>W9PQ2RlHGb<NY&ITFLhCS
-~mMJwRM<K`e;HVu6QrW!P;EDBd;a9NTY74Rnu2BqWFYTOKvJUQHCw6k5yE9>P7TNM9(v%7Gt(+#q?j(3mNmnZH*`Dx|w
-YAquEaHO>JF9}!2r*<uN2#{1!!^+={M*0kz(0D*^vNV|Ucw?QE4zYAS(9$I+|boN-)0M?1rZ^gsu3J<%IuIj8oodR%p4
-%nGHZy7V8w7_4CFCkEK;8a<LU36uP{ch+N3@oW-4l^W#Q;{Tg5l{qXi{8fB|V^7t8;XU4_XJ-83kmoUqiNh|`B0+YDbK
-6j%a*ScraFL_~JkMrAwR><hv0y}6>YtyWxI>ASWPQ_92-*sEmRerh!}7O@@CNJ&_4r~w1G84NE&B`&h^!(JacmXijZqc
->?|c<E6E=Y_M&le6Bjc5Fk_!KHtM+p8>Y(1b5VV1gZhtL#>f6I%`cngefW9o(L?$n-C_cFTxxdiGnb7gDB_k(BT;94Tf
-;1Ct`-Q2rje&GQNUUWssGgFhfAZEZcC2~OoA2||d~?vWsZ*t6G2Dz`|=NMto54o9?Mxn&$twkC*MM7=N<iCQgB$AaNIR
-<y^ew~F>J8u`{X6~c~=ePhI_-!<VYv=RVEU#TH!Vdq=7L)7r%wC0Ae3-pj>Dem(Q=*!R5>BR&NIMgl2agZQVK-FDGm@!
-v06k9^*F`}4Yo0k=3)%X#~F@myxfzk^hVmp}ZdzGL(4A_eiqB=JeDLmYjem#_5sIIl4eK@N3H<3`EcCq%QnAs=da)ljK
-w|ZdG$^(%5MeR@}C!!qasDS}XOYq<l%aqj<;ejC~nmF1tN$+!jP(Lx1m707F<A1G@p{vCtlDM)Zy9U74ivT#fab%fWjG
-c+^A2g8gIgSaYN_@5nnmzxsthkjqNVIc6H5dZ3;Oaq`^5-dSKy2ADqHrL=0ZO&35+1;8*PHAQk%=-e=qlY-C^GQWQg)3
-G-{kKy_8btzHWiekA&!Q05=YBazIcaxjrb5;YT%1y!aw-hD9Zf7+D<C806-gxzcZvt6M14DO^S~%H;4+1S(s;c_PNy=?
-Iqb({ou8~YfmacJ~(Iv3>D{roVeoty9#@;chWEOOv-rA@~6xm6NJ4$Lte9&s%N536dAKG#U}&9La9L<mGCy*RoXW2U6$
-~1mj}VZK?ChXV~DAqCMchOwAFvp6`vqT6g17sdZCOuzh|F$;|F$KL|pUg{7rZG`c2sD_k%@(=xk+jzZ>@Zx*NpI;}tvc
-_B}&eEnX~Q_Y3ds<taDhm$$?2Y0WWaZiL5u9&jLN&*R?OfXCO>Oub~W;A(F#gGxDW5FvtqMg~HJV(49-s5w6Fy$){TRb
-<EnpSRnFM5tlIvo~R#keqeH-nkYLQj*qqa?4q{=!R#P()me=bH|q_)SVAE(q*)fiw%G_U|<7`MFJ!e&a47%SK3gw7(z-
-uVcGAPGus|DH|U)Yd)*L@&+w&DLJcu<9E&CE;>mN{ZJsq3`WE``NOLDF?3|okbRqDR;@~68fm{&Kop^E4W`FBrP6L>#<
-dgE;=X3yf&frNo2GNe<^)uY;*c2IjfU#s;N@n5FE3yG^bxFh|ob+hCrC$q9CzVk^q$KOKjAu?}N@k5`m7Cs0*1m|Nk=l
-r*7y1b*pZ0?%ud49)C*0s^e;iCrwTiS_t7+>)Wo57l;6_X;MKFa0^a{Xjx0r!4aUj=K>d_-{?#q$SI~-$UI_izvG3=wb
-bdg<OEBRAY2gB>d^akHwqu<}8%V@;iq528hJvQTm9VZ%11sLj~l51k2vuF6eI@W5T_!Th}G(TXBdD}ILDU~c$JC_r1^;
-(Ws{}74AuQv0{TFw45!E|_x44WtD&mj889?}NgVYl--r2j6e^-EI?hDpPVcs4K#+@hQ{>$FG}YD*sf>W+mlF?D&{4Ww*
-$eA4UmkAVZ+p-hmkYv@AlOTDi~^T%NRG>%59NLv>Pbe|fCaiF5f@XFslt+K-7%2;+C$ow(5M`QEHQz=Z@>T4X}7F{&?3
-f2{Bk-5e)8Z525UjFV&vEMakYJORygczf4fa@gfH^EuwLO$B~($fAa_>;Qs?Wv)itd8#=+kZN~fAa17Wq~fy;}TCNRN}
-ExVzMuX&+csu;#((bt`VPh?&zRxb2rev>-=^<?E89lPtJn|Tf*e~zx*?s&<<KQNa^4*xX;~e8JYOu<Z6{Io^CQ@+lGtR
-%MES8o$Ih8BHxLl>D;;HO*$g8+HJyn^lX}9aKk^Pm8VtrgI*a+rBK_RbW6)@QoDNy2>7<)dFMjzAS!gg48_Iq9GCKDPi
-1mXlAjpD(t;<sJd29(@;nA`xuS93XtVtvcGcUPOt57NUUJAiW%aPAl(MdK)Na1#37ZL#Yy#lrhSq%tH5NhfPbQV7Z`Sd
-Y%Hy<4F=kXXJX(9eh`pxL@ZgG16|6gmr9#Cw5jmIdX5P}Do57?EcE*~{+;ZH&RYA|59+Bi~vi!(09tE~p41R|a!@pwN`
-&6J_VQb<>Df|8SqVx8oXYONXt2~k`kW4<}X<nnR?R|D-l!TZnW50JUE`m1x9h-P}`E5!9;ec&0=)~AyMqYYCMg3Ex23$
-<yXyX{KJOh_l&&b6gIC?Uqov>3jLMe1`1H@bn%A)$QSErr+3AY%OvP4_eZ1)WXc`8Z1)rv)MeLE7Jth2hblpzLVG%z#C
-zdN(X_UzFgs9)Tn0PLUkPx{+!z4%jm_T&$GZ$#5YFXchF>Q2IT%^ri9y7F2^kFqvdom1`xe7FF$H-#Gs0j4L8I(?%q&-
-N~ZSGe~2#(f3*rO;6KE}f$S6(rKAuj1bD$yq6e>})&Omrxw)mau2#*nJsR$zwPPhw90S5X~4XrTl~2XrKFhc~o2N_=cL
-?N#*=wyEZZYOJe+IzOS$TqVF~rv@WcDO!Jhlfmi|evO$D4TCGx(l`!sd!SE_7L9#-hBT`PFB38-l%XPYL&^zaeXrHOkw
-tMHssJUhv<0I}?cxAJJiFk>f0zD1^9w__sxVS2diNzFUDgER`hs0B{_qJR5{>cUX>MAV@$VXy3^OOO#F7{(aGFg7&)~5
-Q<o#J7S?7DDwIH8`9JRTQDzU}n_gpIHrS~gm7MNCD$=Nk$gB<Y?uH!G_GW0CPFwp-4(mbf0EZyGD<@)K5Z6tsf(NMzX3
-L|z8j*fZ}VSz-e3U-i_gPnSt2ui-h(0t4-npm*U1k3CBa>;+n-5sjwJMV`9QE>Q~8qO{C*&nHDwv;6rV2`W-`**GbI^x
-F8Am?f6UvfV4K*vmZ96^ElyS-d-Z>V{9AO7Pnkf&5SnD=nm|fu4=WVa>g5^dx8QT;Eb(>J`g(b>OmM+dV2QHxRo!rr}Z
-F!*4%!ty_hW%@g6qI?<=leCA^xoP6StraWVs1j25qIXRK%Hw}zWc<0#hhLJi1^!Xlya%L8t63&b1pr_DHG1kk@`4tbQ6
-1_5*a+r54i@mRy5=>~(NuY}7&r3VB!@5Dt<m!wNi)P0UrtLVGuuxOZEQheb+>#gr3V!ZR%Ig~>CXq`2Lq!^ZH?VGFP@z
-9mqzD=;&fPWs^Yc}YUE&SOtbz(+tL4vufL)&eMGA@bkYe0DISaUO(CbsxJt9Q&#6motPC^~j=$#2O0===F-Snx4j<CAd
-F)-zWD~w2?alkZ}EkeSCY=OkYl&?l;)xwuz7bet@O&fy8l3(~t8RP_-<GC5az)KJsnqewsGK-JBtB5AB6a>lvO{w-o#h
-(xrLnKFziP43yWk$%WK;%extmQxxSRlD__7BwaOYOKG0i)I8#s<C126jPgK`B0!!2e=u5Y}ONU<}^AZMDEYuKJhMI}Pw
-j;XP35vFEedL`Y5VA}HOgEH`ll;)^B_&r3HhF_>FptvjED_FyHL4WKp?s$8;4z;5Hkb!BIqb$Taf%*-SpKII?xub#z!<
-&TA;W}xSR)P$7qO2Ux5@+FRfXAgktI<hHPM3biM=`#CcXKee+q!wsc$Li%v_t9QVMH&n$kp_uB(leqN!1Xn=#hzAc<mv
-#6CazxKmJ#vjhXlQ&54qQ0zs<kd-}s`hKYFS|pXh`&K32FT^2($tcbGk^%=JHh%d%XjB%3NvxAv#bmu)(zF7xx7v&KPt
-EDdO5eQ@R<U&@vZF6_<fm)2JaRBXHK3S(<N&^=-?Q~;Y?!IdVxSxU?agx=}uxI2o$pV<L`SjxGqMEzlT9cuDC{pdX2Et
-YxH-T&U(w{K4$VE}L~Up_$M4xp@)@?P~l_IJ+JbWk~Zo~Tn?+p8QD;_7rdxSFmTq6860#KtN^98CB;TB%UVXx6nY#(C5
-bhlF#4?bm%1@UO(mZt_p?>zesK7b4z$f42l~a}Dfu)`zq{a9QPpIQw6lw?Qn`1hdON6)M|=F1Bniur-txAW~u)t-*d(+
-V!TLYIfU;JM{`IMboZl2*k1KNRExF*UNB~_h;E7i6LF5i&v9ab9GGks7Z4*$#vDF=rY!YjH`Kaof8f;d%NqnarJFj*-+
-)>3_=}gP3GOCL(_%Ag~tjLThIMQT~dDL42{IR>X{igBIjbKP}9tP_?z44ts1Djj(Lo<lS{~2>OnPmt_*rY6%=Til`F_!
-)!vWUl$Xq)lUn*2h!MMk+G-iq^mSm@3R^9O5XwYjihB%+7!q2D7G$L(xyaNlEhLNe!t~{rHU!Qtaa%SCB|_X2x+tv&>g
-b3cO!W-WEHbSix2?i5PwYufVrGqwHi>we2>6zJ93L)NTXAw_NK%ufMTMP<+>b>6+wH`69pWA?)acrg5*x!1@r<+2PHIh
-YHjfkG(fW21HnB0S^zBw`tDW7@DU-s6ky~1t-yk&OnIN+g^2kD;)sp@*iy()AyaqbJTKimXHmRNS<H^K<nsrKHidAlJR
-TO|O{m%{>=kNA*{?*Muo4TxR|9cW_v+Aa=?Ax~|mu3IuC6y8qF<-LSbj6360@nk#>jrG~F}wVv7xaR%f+P|)tNHBnMIB
-ha87mc=o!zgAmTSzDz)g$=TwCE>SEE%^e%}u6cWO<6etYa|=;!*`-TJd+l8zg`L+iSA=lF_a*ye-x9oDReLsvyyzFEh2
-+Ehc5AGK-h=X|}1!!EFU2Y<!IJ2)9vpIrMZ9*g*)Z$p6me^}y>m4Vy424cUvz?6dv`%;*<k<{KWT<RSf_}r+0G(8}Im(
-aMl9U4px#vlLChqrYF883=rfNdJAz$je1l*A=2zMaM3bMlca#Xhj1GRrW~@(!=8)pJEv!BRV+E|Ya$f8wt8_+B~eaw@H
-1bDJ<}^0b!mf3G>tAR=HiKcR<UTZD9btBZO=JC-%Pj%y7V3;@3GIvU3<r?3@5D<-%`5ph4QmWt~kK{<vJaKy8NG9!!x&
-6%~?#3ga}{=MgMpl1L5d*5@~gKg+fL|ZSr@%JCq5a|q$Z~=nGWha~{n;7-R4Pd>0KUE7zU(~HHi>BTo<R?00h&&->&|t
-)Efma8=udxfv+Q~Z>>P;2vog0QaRqoy<?h=Wvsy}Paxl?70=P5E9Q7is<JoD#p01^R8QG~fgzs-G``g66zy{kx4z|uRc
-mu$;W%waurv+8r`st-BLw3?~Duw1re`K_9JHCOo^G33GX&o)y7Txw#ejBDKJl1Y#Y6+sT-fwv5;*$}5w_1^MusGd*`IJ
-N@U8X{SL-oxux0;}*N&*mPW{FL)C{qnSV0U2KAmTy)bl`ll|^TU-_4q35PPXr@#h=2G+;LuvIGKbSbJ)``Zv3+rE^v66
-~N-_~c{y}3yh?7>!tWQvD8Sjki)jxRh>iW%B*v#EEw%ev`uHCu%>Y9ZF=JjQ{s)p6^Qh(@1jw=@euvA{k?>AHO_kZ~(o
-l#eV_4PLE60ZRbTDy(Wgcj(H7s9-mjR(E?J#SIBS*_N1XRq|m`M>|-s3cmEDmI$bMucQ>%EU;E#8Ew0sOeYU$I1~r++v
-@*T6QD^O|1(b9t>W1nvB>~%9n>Cv>Tt;Q3gVxl&gG6o|KL&?UfIa@tK}#g&#G4z7gThxx5V}HRQRd0sk3xYOfq=Y{ibV
->PV%!Quh$6hVcX^_b>COj6x+Cdi|*a9O&b``ev2<+HR47N-u<rZnu(aCHX^?slgnYI3K0!KX6eI5*dL~WO>UeLKlc+#6
-|V;l@AeB;)fWIdjdMG#y8pTLp{^ZU3qm{29o7t!<$KA(S6WswGfp=XjUoTiO;h<{)7WGT-M;Pl7YTb<l>ceSN>1;@ggz
-}i%ezSq33k<jQk#zqz?98PS2%hnJ6h=&J#{(k-<?$Y_e)ij3WGYoCldJdye&y{#7w2-G}~h&D9~Mi>e#OEt`0%TOXCXB
-^Alf*kG$-U@#JE0LzQxNS^=Bm8d_i-}pwH8D>7#FIi0E^t4POO&@Cvq@?<4(JOPz88W?*8W#g0Y(e27CyO^oYQ+XnFWB
-hiQ>Z;GC6Aim5vCl;L6rkNA_}a^n8~zQb4j^rLG)8E+ijJ{+-1wmk~5rxf(Cd@UCP+;T2GE_Z<1m?xWdabvuuU?)ufu*
-UD-`Cc>xas#t&cBMJ7&m2a)Uu)#WQ;E5)s5JhmZ@y0&3q%cj1eNpR`5wRr3@ptEd&mcdVXbDi{v#g@=ZOwj?qE2IJ6m#
-=++i9w)t&~a%9v~L!0)HsU;RBu^LteGRYn7i)Ty6r3L+^ZGLaWAfce0`Z*7rTf<X_|Wg^CzXZu;r6kWxXATBV&x*-!U~
-%_jpZ&&txulrPv1N{FZ3J8o%eE#vzG`nVOiIe9vJ1R8l`IF5;%uQq9`?!;u?>vi=-;lV4@R8$ad&o?2CwY*39pLJ4FqW
-Ke3@uk`S2RII|BVj&>^CM2On$7<7JU_NNhbpovxBJ|Zzo)=EDIfbeyCkToJsRYm|3xANsKj|-O5gJ#YKjhS)d0qXgU{t
-X%DQ_zC=pW8^<m5nI%HGT2KyDmD`UhP<n;hBEo#pv<mC_K1m<yp<H<%O$8uX8F#@RvGR2uVK-_+?Hsi4?<IcyK-Fxghb
-DD8A1hsLJL3l&b?1W*M*#u<-sKvUABN)n@;r+$4+pOtJQgw|xxBP+gAS!3^k1DP&4CWz;A+^jR_O9<}~c|{g{NRkz=Xp
-xl;YngfzK}SoIgQXW-)_No1NP5Z4o!lAe9qVt?yM&h5Q(Y>j3-x}(YMmj(_oDI=7Y^w-43dTtfkIR(HoD!f7y5Mw)1rS
-wsVdN>JQl%sLFH`-LB=B@5=FLt(nh~`m@!W$3WaptfZ8Ek56-$>`*fPG7bqa?(ed*Lw9Vyt2oA1Z!Dx9&L0`3O3gOMqb
-n95kzI7a4T^D(Q;fMo5>2&+NbzPL9K`fN@xkArxf-JtzlOF&Y?qK-Vg9NG{fkfiz*E?0f^4W?^jkT0$BhW$H5lvplY^U
-M;sKO-f=m3ES0}O5?ND-oX?jp|8Px|rc7tICXY_2031sk|POPoCfHc6MbKKwKIY^KYbpYvJSZ(t7>2NaIpH<xIBzn0j3
-cr9MiXT^H)tK>=lyi1DM`WY_@{-q)>MUlkSFT)eQ5HLv@Qel>63)*nG4z3@_Ll%6j9<P%)7%2lxGEbR|Tk*xluDrlI5H
-=*X`8Qo~L=5!mP1mozipaZ9^{e6y>-R{45h8Y~P<GTZd@JyJngl_#ln&gvF7KJENR7YYD`3^f7$j&Tm`qrG%OSW6&07%
-q)~o9WGb^<`8KMk+(O%8k2JxhId(_ky%Xw(OxDXJ~;i30UcDs=d8i|YV+pRpR@_a1En9)KWDk#xX1u3mXy(A(lt<=``R
-Xn;~C)eLa?vS^WJAUO4fr9pF5*2Xu&CpA+=oi^1fGeL#V9zb!zVP;6E{p7UY4TtPos^){^Qg9y;A#<akVJJUO-{TIZ4m
-uzFuZWo9Z0of<jncMw9%G-Y+a!{ReqMngWf+ixAoM9mss$wii_R2;}xb@kFe~jv#ppT-)fVxFB-H=buC?=x{lO`#1$*s
-ex|B*Y&j~wsR8|n5bhh7z6HOQ)Sr{scfU^5T&beJobwtAXU3GOhlu7<%xCxIlky}Ej<X6Et1||wUCtQn@{*1ixz#59${
-{pNgd{(WbUXY4g8H7tOIjg!?3>>BoQv5+<-MexZRyOTQ6&x+1biK7-{YA25_H(bD?k$4NXIxrig}SPC_j-d&T)7n1fk|
-j@_;-E<Q1sD<MEO4Na6QN5!JfpPPpCH!>8A;*Gdieh;6sE``3qy;<7UyEU*-V4<^t)10ybVd?k%F*1=W&@y1bS(2<KH=
->ECWJ98ao)#{xL7Z?S7uJrHfPWTlvxLe}C{#nq|-UeOKu|M7n)P0J*#~N{XJ1QNhVP?LiiKW&<Ja0f+QhuGR^{WJssBi
-d!1I_WxI(bq{7)scFJ_1&UmbB9PH2^-n-w%vHeNBnci#;=}u4Qo4bTgZ8(v`)b#ua!gqV7u>JbzW18v6b({~TKJsH&~R
->ow!ko|zqMCofLvHG6hiM=o3t)oU`W-ZG9l8cEZ_;RlrU9C4-uu;a{I{f4h=E-~`9+e4h`r()H0{oSAopS5S;6}6%sDu
-eildW9MOPfuEd(Y{Cew<nkT#rsHFviy#Y<P0xQ{~`Hino~_|NG-~alplm8SnM@mq?bb-2x#(>+d&9-ekYUerH8sIMMBp
-6DJriN-edvPS*Qq=H}ymomx%ik6~^+!AYE9@^?(2Fo3C*LfY^iya!tHRg);cr(=V0b$`;wR-KFwU-!7_Ye8?Q~%fFty|
-9hR_ptPYB{L6BVHyuiwe5XQuP?9!^l2E0(sbr}%*Eb$gJeN)H2v%<%Mu*0#8b&h+rOgM%ya*zZsRj8@o#LajIcm38p(7
-qlt9X^H1BWRTLA?IpeRh3)9XOx$&U<fr*S`Nbl}>f(borrLwm0uz^ygH3{&s$yTuAZUD&B@yc(u;?{NnB91=Weq;_GQF
-br!nL`hJmA%M)SlC$FjeS@$eHSAEPX18C2(d9Bv<#r5m!w;0H@-|wql?y9w59;?=(o|0?8);~XcbFON|x)$hZwR|_exP
-F83ug_;^$r}Y5(TLFLov$8w^7zSu&>`kAyG6pI8EP`Gwl?kd&-yX7c76W#_1h_0!z&(ZGoO@jouM%_e%kAttBkvO8))7
-}X8St6OBYXplRxD}a@W33>67?Oo3>_pO)b!<Z_*_JME~ople^E4M3QYwMw=vg-65=Nq|Z5Bs<t}<@*ETT5YcKAu_1Xib
-f#>aY*UghF=Co{%<ulXW5%`*p_6@B&>resIGx^^YW!Aai<pfy2hHUIUH|oK%IK9D1};Vb{vy#`J~}XDQ~%bagynppLUq
-3G(>7|zt74A%RCA6I6R5rZ%8XR$bNnsZBqqo3aD!{qf=m-tUp+c`wn*nHFE@GZbv#e+Y3nfB>@B<ae1%H2SZh2;mqb?5
-f)<q)PQ?dt&bnw~70>6qL<F(Z>(;>zZ~6JPCV=n!T2XD6<F#jCEATDqc$!-PEA3vj81g#+)J}F^K%OBi)O|@-Te<JsMf
-$Z#i>Y~)*_LRyJh7@FyzWP}V?wHBn@^}iXO_sM(Li9v37zXjLgn#q`(YguzT@A|k8bdJiKf(E5CvbQH7~81XIeOnW|ie
-B3~C`UGEzaGK0i9Jq5h#QvFM$?o`Q~g4zzJq;u2LVlO5M*f2A?@LE*#YMOP3+J?8bgU!5$mBkP^QCUN>pq9>si(b*!N-
-Y?=c67t5DWvW=ab@1|_Zd)N(IU(zW<a(0*Dg{V<<}D<zmEkAVF$*<aWU~*S<H4VGTlQE;LgbQ~ARwk6(xTmvrN-Ioc7I
-aoiVZ*1y2j1qfoL%H_2)-=??@fefPhq8i&zrM5j9AQr?9%n@sv=LRGovph6op5MQ;D!f!(mF*%NfLPUi}7-(aIN`9LCZ
-ggYuyP#3N|1jmcxAegiMRPXYsUx+%dKFi1OB;nK{{E;wJPVaiH34{`48u4}Z4B1;8AbSiqtZ|`w1po{1Xb9W+W&V*^C}
-#C~kv)WtXl)AVkgPb_G`WpGrdVRhI*fvF(K`tK9#Pw41eMMIrd%b~)%I3N@$NqJ?u);U7gd(FEf-Bd;o`;2lLnVQacMO
-Ol0<yx1mw$i`oNFoWn^#%&eR53NF*axb*Na(er>1&C&j*Mo-ckw#gQk3O*`$iA|Ysrg%_sSq1=$KHO@!Q8?*3=X2;8?2
-T0Xrn?i%ExtN!8A#xaIqd&X#pMgUQZ0$bewTD~cA#I-h5VA#EI7JCw`C^YnSqz(QEY~nwX(Q2Qc;<LKH5T-}*T=UA08=
-FM<_>-cZ|5p_QKMFjp=#fyj~+a$J}lyCU<i}byZA|9_J_aUIi4N(v9zsS!zHUFS@<v%Q^zNmq9!C~d-BtYw=!#hgfvC5
-_P7h268n}+kS-Z6#c^b>UUo@F?)`gZZH1RT;FH-#UFTvC<+`>cfVZY<gBJFtscN@2&e$G}HH-?yvIWKd<({Be(l7(VsP
-eq*I1H78!KR#4_xu0xza97aifpVsRQvywwMRnK$2KjJaa$w-{_-%j)VC2+Qk7TLtzJ+2@tYYm)i?2Fa#_V*r;~HY$j0U
-*tETt9zPvbtruOD~eionATNATgV{7UOxk_tqNfYi~LhmCOU+=Xx%kH4(H#Vp8s_k7|UiL4EZ+!OlI-X9gv4S5o?xPPDv
-#xL256|l;uorw{7ri#S=nQQ)?G;M`d#%w_2~-w27k<_Th<;@&_3B(iOZ?@yI}$1Xc@3>9S|@cGAgRn`hpmS{Naqu3ZL3
-FhR=Kle;EgQ^aZ)v3WaI`ZmY?8k$1`CTwC~zadRw6mCJ17Fx>z)r6aeR6LE;pvYxAK;UfHYMX=kc63(eXH9V!K2BC3I9
-W<*LLbbxL}h}qlDMM<f+3@*%X6b|r9DWQ62rBaHPtX_(eDn-`3rZzN>b>?i1fGvR^Y87S%{Ej{eF(nQ&Skepn=Z3+qux
-;hK;U4-qe339$b`E`fqki%Mj{4R(f3Tfu0iqxIZM<G%BcEA%sXQ7{Z|2besJCia;}(bBX3T;U`#@A{_d1uRK5dx1HmMf
-W)BP!5*;5XoxR%eNht}Xay|O3SMtg&cpBdaVdu)>R>fPaYyX>=j_W39KAhp2mg$CM$iwBp%TD}YC%(Nu$VpkWVdE5S&C
-E`}`91$cwGs^ReS^=C1J%>66V21Zy0|GopZMe>J03l@H;e~6S7lE>z89uX<u*rLqQ(}lXca{4}l{mAO7dPu0aQKI=i)w
-|${f1d8M}J{0$6kN6Jy8+`cBgxG_ofH8M_W#2o7BNincwz=Rjqw$*;N^1*wSW%W!<4t5}!BxDe=ToZqKU{uWpQ4EQ;yz
-8~KD43_a+wc3TFm<Oq@Y&ugO89wWH~Be9r0^CHXUbU-#oUtw~$DxMBW$x5;N>+LVpfYtrwzG{FTR#m1fQ)8bmobA`?s7
-C+}7_qnp@=LqHGHITZ?!l%9Bn~?pyHd3v<qni_`x%?|-pCkr3?6jOELhI;1ld9;kf6yfXy6bKM)r#hq9z@Hiq+j`bb35
-2P*!ETbJNn>2R*h5C@B|~br|j8KG|PsPv4tCz2juA^!oJ0a&Gl$*5;sb*;pv6(y~dm&4gAxr&?Eh$?eHr#H&1EDUH7lX
-wVI|-m+2UcYfF))?`4$9Go{JP`&*y&As9_aEiHKg04?0n%28Qa?ZOAbmh73X&Q@^lrWu2NU{$Td&@h5ea*)t&Br3${ie
-+2YiVw84lBrdSt6?i44m|(_P$MRukidi%i<3?5@|v#z6|*+4{R{duoi0=a?g?`<f2BC9(CA6xR)oP(n*2Ll}VTLO?hLH
-vkY>4cWK`$+<b7hS5I-|A947}O?+~SEXDt<sn3d$seUfGZwO3%$A$gL?x$<F8yEF60zCaqa|)Alif8NFHy8mPI_aHV%#
-)kI>^^}pu;oT(7O&ZaQLzz_Ae?+^ZkmTKS8smQOz)dX>-34IV4rkUDDp)UOcj$ku{q0NF1}7!mqog2BfvI9GF&vc=>Ej
-Fge=|(wR4^W$8Jr%Y5H7F(QUF={UD0mAY}gMyJVimj%QK+%WiT9>Z=`Ul+VZOs?P^od}}9V!btOEaUF`QQ}v9?W-02du
-YQ`RnyMV?skFVbJ;yrKQz_QjUiCES)cT3vc6Ogni!_i(RS3>6u>_7d)?W6zz;zl!{_)mnJG~43{kBVg#0qI9bG1&{q^S
->~!PJyPg>t3{<jqGvFh{BK1=Dh1i#rto*m;rO!I>;x7Ke^Z6<N`Pv84*LO7@ayxmroqxOKj<jAo}ebN%ZM2dtyb^Ja{f
-KH~>=3ebfcy$p;yLC>xw-Z<YyE^$kD`~xU?LsbzixOPPfWM$>~_S*2HU+0O<BzZ7Kz<d6H;(YJqQ8Ro#Hf2)o;JbKQB}
-7I@tgq=LcngG`oG{yJ^IlwXO0|{SUJaVgnXXuI1?hG!nrpN9fm!K?iq}I)stoeyvvq=VYtk4!3$F9?&fB*_S0KT#=Rn7
-H?DJ);*=kSib8z>EuS$yhp#4JxMzk1+oaQ&|hDvqfR-cwE#Z&LIH*elt*m6yI)LoVQo6oKLoy+8o{(Zy$;=6uAT~V>Rb
-wHbBVe!`Z#91-8l_Bv>GWUUA!ewy_YQLC!7rrLWG8|gKdPVlIrfMPX%t*C*o&IUNr?E+6vE2lYc^Z!a59<=$XO69RNB<
-ANwr>6
+c-qB%%aY^Bk>H;B6)1Fx1!RIulKH4Abb?$-(=*bjA2L--S~C_~1W9BjR3t$WU}bVhn$1b)-5r~qi}t#|Fnij=?4R_Pti
+R#`5X|b<nC*<FE5UerczC#bczAeBvt?d5$vjyk%OdiM_&$h>Vx3MlMUqFmL(p!w(`BB{5<lwi8dEC1h-XPO%cdKw)Sj-
+BxJbU>Ca?v+ahI(<Dmq-oizN6M&o{{^yK}yo{4tppZ78=+liV{s`98MU&XeM&D$O%h{RZX6t5vd`c?P1!Iw>~mCBf4;F
+mSuOd6un%Mf?;j(q*vDHp|%|`YJ9S1o%JZ*)pPLqyFE&`{wI*4jnG<)4Q!FopCuR1%p}NCq<Ba1c-xpS^y3>sU6Q|Uts
+E&X<j7DWbK(UQh&4hHj9=~e+cmYbiIzZ-qLS>NVd7>kEF<S9xqmrH_sk}r{E#Ie}MJ@a7qB+JxmIoeAQx-PvccGi;Co_
+i2CmcY!83<?RB!6$J4~S7&dSF?&#t^NaE>3)c1C7(+%Aw^z*qJxVQK{FYvREpZECr%6$c&f7)d5<KPdm;z)J*$1Gh!kB
+`}UmPdX1)1D{G`{LoYH{hRG#B*Ig9KYOgN<L2klupp<`jQ(su77ai<;+oK;=+UM!&v&kxt>Mqc=-Xkp+C}1zdIQJ27g0
+M2F9aos2WlRq*KDMGt#Zy!>l8smYc;SS!-1BPYYS^f94G$@BM6ddGOC)`hYb+j2e2n{Mi=Qz>}u?;bxf@L7x6YGKz*n_
+wUl5xk2yj?6NZohVEDLt4F_nCBM3z(Wrfw0@d<-JoO{|7<NbgU@&}&qNqD?C(sYf2L8$2pgU4z4G8_3K=!<+3+&c!7um
+1Z$u!N=Z0TM4{^9+m(}_DTcL*5_|DY)42?%k%McAKiyPe+EKt|&|(L9-72giH46MWH6g2Gpr%pZW_zPXF&Z`7whGBX7G
+*i@!Gm<4D<*vZSCO5<_D7;_iqjaym7D^KbwGWoy%;`;l&3uHcz*RGm}{M%%iXKS@)>CcM@CU-t>HjC{l0mj04QRHUCVc
+cfZEnJvF&d@F4YW<Pzc<$UZ1i)>~FGVS<ZSeryVuvk-?$_Beaf4#LNkaEq_}2~Y;&~1~{uckZheq<W%GR*>1;N>)f@s%
+B?>q$oHn!i}V7)M4`9dL8sF{_ygR%Q^M~Me_95Q%AX2OGkECv|?^r#RlNxq>zN@y1cM`rRH0j~|qFT}*nViB(u-_*-*k
+*yORQ+wHeGZ?zx|KtC1N8xZ3#PfNS7Re%Kwn(2u2#5wBWewIHSzH4Fv}Zs=H+;E+)&!ope;AFa=%%KqXBXZ02Q{#bP06
+tGLl^iTH<Q#fv$LCl;U2i?%oJ@lIdj&|vqj>0!vIG(0<MmKHId;Di^dGbXX&(X9@FB%DIO9BWd$G^5v7_%RCz<lz%~(Q
+9(?<?h&zVP9!PDY8rm_=w=~WZjlVD#nyv2*x|8O)*-Y~yA(9f21EGS-a15GI7iLniX$|y?Bwjjd3a2*Pe@tgEnbL+x7|
+B{^kGalK0&Ks3K~)C4HrgLYAqs7o;g3@8g39=Wrc~GlWU`P;&nP$W((|s*-&$Ogn8uE&Dtv%s%O2?m3j<l0Bya}<{A0^
+Y_5C@nf--&tvH>mv>;;HF#J?KnY5op0r6^k^>$m_}5%u+F8$~T>V6*)9Kxi-%@Tq0q2ar_2?X7y;lBZMr0oBOe@MMc1p
+gy`#4*n+TM-XYDizCSuLtn+~0y<g6+j$nxgd$$Z&p{ir)nvO;XLy&c^CEbB$mSq>r6`poaja8vknOV#%!?NX6CmXHY!Y
+;dhhVXOL=9Mt%NMo&6D+ddQxW<ejPKUjLJ2d+NIEJ`3J5{~8I(X0`ryF&1|0_*;RGX;1;}raEb0ee9X2So%dH;V5~Z#F
+aRB;4uAK+OEC>W=9O^+08O@$*I)KX9+`+U_V(c1)Ft9-M2c0<aQHz-upo;t~gQ3MsMV-#S{VUR^8YBD*V3np<Pb?AdK*
+<c%G%s$1yCfGE*({ky#TxW9t$*!6)n4U+CcHc#&F{d)1cG@CBAyBg2LKLXGXYxRtU@y912P$o`~ZfR)Mj?H`VACrmPW1
+%c)Np9(P8*Ng1B))KmZTBgS8tf(&+~RI>40{%t4<8qK=E;ZVhV)cSr=ePgH?LP)uMccfVIZd3s$R0UlyoBOZVIZnK;cW
+J7FnG(<%bM$Bc}t4;pk?FazVH?|R)hAh;EBCD_|?3HzAcQ71<m~@~;RbR&Ekq^hLnIA$}AUM3k7$AlIkH+SEf;OyTpuv
+im5A_Cv2<C{#fK5EtJCb0!1f@@--9gssNYOHGLDQUDxCP0x27!z-&1|_%DbPJ*t`2DjyS-UfnybecgyyW&AbftJxq}g%
+$vv{3+(;1=BSb*H5hfneOpsdp^QB0hAxI@f{HSMQ!L|*XJD@+nqDxtXl>rL_!}{|f6|#QA<_1>oG+V525AW*UKf<Q#1p
+?7*Lbs^5>N3ryFc6Q4mN3H<nl6=`+ku8bgM!)tH5U|Fhz$<#pEe>dr1SyO+Ig43$K>-apwC*4D9+3fV6mms2f~!}gk6W
+$ko4!MP3sgOArMXaklFx}q&W=fm!X|OCuEQgW*Qesp2zpFmE<9-pQ3o7I1NNrqVm=7c9;|r>>lMRx>Us^Pkse1iSS^R0
+TyP}JgM3yS`(&g4;VWD?jTHhVC5*7RHi}eA}*#6xW7&wop(v$RmOEU2hIzHEnW$0@e3e-&zcG**wiAh_9_9wiK5MNmfY
+c1f4`TW+7EH=rLZ@AL6ecny4>$gUC2N}BdSpQBSreaTOvkFYH(Rla)kg0gn%Yirm>-i#T;}FSPoBUMWE>j(%fTID>McT
+-1!_ez>|(J=~*TS4<YBA1{6yX?H_baTtEf4Rjx%ejikV}h`k<wnIC*Dz~^(=l%U=w<Z7ib#qLnE$b&_i=dh6k#*CjdQ2
+}X42a6M-1{I+x3jm^Omil|dWoZzDLC0v&S%l`W=j$Rvm6|+dzGfpOKr2uN2pX`J0JYaV#0`-m=W1uxn&2+6iti(<R*>G
+!)BA_wSi8Vay8&7oUm+ID3!ywium<o?vuTp!e7l@Bn<esZ42C-#MOaEDTp+*H6i@7dlYyazRlW{;XV{w?tkJZyYDG#+p
+u|vs{RC<~1QuZgGX7Bh@@8rI8xUK5Ai`Y~BEuFrKT0thw7}d@%?2d+90*J4=emeBDTcxl(A%&A+1Y*xyyMBk%@5MZEm_
+;zh$LX1AOW%TZD+vcc^4I8T7y!CP-Mhaip-Kln1a=5!m9=x+^qhzh`bWsG|FVqv{LPLfoACw)Uq?`YNXl`{cH(IDE4ur
+UqZ`jH4wzm!)>IsqZd$C*x(Ll-JK-Bgn=<xIvy-t03TS$aHJ+BL)nepMAQ+h(9I?`+sE`WVjzJ?3Tq9J&Oq4-u@nk!05
+YD3)wY5K6rNEbY!vc{FclmDH;yG_HTr~gqeFwXY&2*~dk&@#@e=3~wP@yCmM$F^eZtISoy1xJeW4W4W>fuC%C%M^tx1k
+((qtycf*etLn_#!8&rAwI24keZG%r-KA9Z}YuGpa{@4VYc=6SNyJaAR&M$8(h|7NRZ)8jmaH4>DN!5xFZ#Bb4%N&78zy
+UJFc-zcS!jAMKfYCp#7G@i_XL+(gU$WF{{x#2zNy2$;34qyr84~Ix*K+5Q<hq?jCQBVxL`F`o?vH>+^%{Ltlpz@C0`LH
+QWip0^y>3nHqYv5`ID|m@#uy5x{zzrEpq|r&JsM4x;Ha;p7OdDW9&ml<BoQbwQ=oY?Y5?kH<{`3Zjs1RnQs{4wX3^bJH
+54dAMnpf5dgtp3dK-o)a5l5_jDF!3#$fNx;XZf5b!khF!L>7u^{4p5nq)~`gXKmJ=Z`Sc#PMh#wb8zyVx85xGxOLdWAo
+j^qTKM_<$wlD4?7G$g%XcZK#=v;&WS~+?e~3SpGae=5F~J%F$SgxW!^2a)pfXp6MDoZM;XH4Z%{s43I!fdTI3?JXZ37R
+i*aXe(JrFNboK#zDU^LD$E1XGkzgfCR#hESo%7}ri5%V{&E-Y9KF)043h#{m7G-(8g?Qo3$CNs7cb8~3S;daM>pfrb?W
+9pj=S-Hu2ovp*MXp1vDtAUdW=ni3Hm_x(qeC|k+3p4@}f5ut-?FO(UK);I%mCij*w$8g>{@u4<{N^h+h$ld{DqDWI0T9
+r#(vKv$hauo-)HobrQtu*vG%}fkw@D;5n>#g-w0<0E-7qYa=EoS-bCRE!5+2lk@4_fyt9(2--iT{6H~oaQzlJu5zKw;Q
+tMUF<%B4$FEF7npfG6Zu-GkW@(`sUM#n#nHEzW6EhZ?HiFt{|l(!w~KFVba*<^ouLqk~zOFgO{OVQHm38Ou-NKVv5@9Q
+<;Wy(e_tfCms!+uGjE<CJq?%JQjnNpDok4v8E@I|B=KDVL0;Sks~Tv}Y)kii$)Bu2p5V&ZeOFGX0`S+qJFyilD}3WxU+
+c5P>!<${N?L5L5E`RonOh3!kZMAY_3Dy@<tw>H-gnVMIU<JlW`QK^_DFGEYgnmoz+~9?_JJtPNt0>ilvl{FbZ0&I7RGd
+Bb=V3@2#Bh<Ps}Cjvs+tw~*~-w;Cx!9m)voI#OOfI9A1=lsSmfaMc|O2;3E_E-r`gpJ7;RT51=L-%jdq>p=F2X<b-wH<
+8KS;QZJ6kv|;LHo$td{~J_C^c9u5-eNy@4xxY-@F5I0U?2mEzc8>&a_W+VjP=8$|gE_0Np5s(wQZ9@Za1?=INb-ik_1^
+O_NpO5O11qY01;U!~Hy)#B&FVr3;e$K>V<>=ka1Piyb^>2Kblr45*pJ57b*>S42gQIw4+f9Xy40==9lnd`RaB)6O<c<}
+*db-+uF}FTSRw|C{9gi>H-0_FUK9zk2n`AAUDF8@zwt-G4Ux?*04a=xpzLgYZ54Uwc3N&V5h+w;cIrP~6IRWinpv-@l(
+g*2^8COo{uS&gY2Gz}>t4!G|JP?EU-M@csM8_ULRJxc9DQmdG|}SkK`P9|?dW=sXmQc?8S?^xKZ5GLpuGIwO~E)3zVGq
+hb0=dJNGOWyESd=|AM>!tM(0XR!W3-r(-b4KKbMy01nTZIC^MhlSAK!)NV~_kLE+5leLFen_^M<Ten_^GN)6Jb{W&5OM
+oL>S&642UrbU7VEY1)jTac_dTeyv_{Y{0W0G+U&TwNtH^!1BW2F*zuc+z=>+X?dx6FJV|7x4tuz2pR&VFj3$G0zYbF_w
+05}1w@B21XdM!L`l89C+FJQ7xLpNUU^7`Dnyy={gWVqnWpFo1ChX&eG&2e6A=Sk$YS`R=nP{PhWxMO{sRsd&31vs4rR0
+ZocZYAAGXNa71cHr|$Vv<nkAjib+jSGALtrheswSKz<o)ozoSj+ELK%?I*f14+6{}xoGLScLYn*q1Bm5V<1{-6pzAlbP
+N!0}b9>%4Yex4QTN|AUWfOmMET&V_W|uK`{kqW(w2&m;Kin*P!_u3;pvKLtOZ{Qk!R-*GN~ar4!s)A=1#fMuI~NLtcD_
+fzn*kox}w|1@1sfjvvnS%y7NpCb1X{%q;bx(c#d4cJFSo8aIn*aqyCz>NpwkK?+yJW8-A*5N$i_xV%1$o@8cf<@njW#(
+)taa&Flz#)Ua%9&~`uxRP)fOx~s4;LCv_9QfblJrKv@S`5ECk4#5#O0_aa5?;|o1esM;s+1pQdz+RO(CBrF*+KE4OCRm
+`H%@~puxGz^?X%vtfzks5cP0?l?@3xw~axB&p{k*)^qPOA|5Jt@ZIqN6qC~S{bQOuMr;cTc>m6fHm`cwmiF<xI-~4!_E
+=?m<;{_@J))vP2O{VPh8fz5jZOrl1^o6mU%pG?_4MJ_@j71Q9%>n6ht4V0CneEEy8;LSl*DAqBY#%F9`k<jU8F__0~%|
+478fz-oMNx<`u=|3rSWhp(}xVWHTk}geLm_2MY@3L>IAEdtiTaD(`mCD3JSKGk|ePug`$W}QJ^a?5nixD{f-yJ&ffc=D
+N7tZJeRAu!46NDL;X|So(=&u<u|gW2h{?1I!82c)7oeQIa)Yon*ylBw9mg?V`quC5qILbzlI-ffNlje@IhXnjV>g;*#i
+oo6%x9|#}-y|jat4+Ks(Z1<Oz}j48cW9S!*6ok~t_O@3546pd+Z^(9P%BqZ@R49r9USX6r>fcY_=Lc?YxN2ADSz1)WjI
+euMy^8P5ty13IHD#1pS_JdWcwVav@B;qKZ!C={9l#f;CncS6iz>5SB}r=l!xvpGx5aVE3h@vSuwR?n?UR@rP(-@w5-K?
+lWzl)}D1HzX5TO*Mvxw?N`|)S6g+Cx6^5R?-x=OYF~YHt#dfPVlYrze>^DM2w{5H7-zSxa(kJRnBfFk92E<1+FF3HvSr
+!u5jBiQ5}{RX!Hs~L#U$9cSW+I6edy_0gk=}D;d<-^<%uAm5P>1(b1gfeXuKw>NaRn*)lyKXWp{m0axr$Huiz5%u?t%F
+r9B^Nsg@C2L=2c{H0wxwvA-3e&b1)f{3_|k2^ifcWIr?bF+$O=||UIav)t?U~Y3@3bgTcgYxqFD*Ko~Kah3LE}S4=fY8
+aN6*O?c28cR^DO@QuNBDuD2D)c%G1wgfUbC=Gq8083%slk6pTqWkZ6HpU$XOKUTBAAM#j6Bi7X@3$k^|-iewRW2mUvja
+DKeC4Xk-uF?CuU33`_@i6R73|gTmlBQyjVU43pgnwIEQ%ieeRBTs%HLwjVFs+4}whxJu_D|9G#qpYWMSLl?GaBuH}HyO
+r@5xZmP$x(R@%O%Ae0mpK!Sq0GzcFQ<I{&eLE8F7}V3t6V#Aae|@0bWxvep)H_4Wu7nNA0m(_<)O?n$wv_mQ6K)zXTYp
+sO%$Mykl7<!CCk$B;9RdGE`=z^)H+~5vxv#Y9K0Z{sQr-6W*|miSU>!d?7)^3@#@;>Ca?tfOHE*!8ee5y90F{HH8?Hn=
+E*%CzUrc@(gNaKOKS0M{^Ww={AbtPJ1%mtTz*dVUg{dpB~SJXnWkicCrziz>a!>}fRePY4m$$zI=LswSO)obss@rd`KB
+RVTUa4uUU?MK0=kxj?ka;FIH1Ks6jd=zEaG%|8f44`j&w4gNY*_t=>|-$p8I>)Qqihh#A{fE=!Xp}fMzrx3(Hr@ER8+a
+1AfE%tI)aWBnzLc7wE?W5+8jC@EBY4-GGp*r9z5I0Pq38`3jbk6SG}dxB*vj@Ble?ip)X7H_A^Zc}k`m@};07o7hwbj$
+JN~?4|7n4XY3Me~>7TXg{MmbXF&W#42R)PnQ-5ZRcB!hFO~9y)@|O@gZ3{+iXJ}Vt+AY-ra%zy)1OU<6nU+51sG-{9g&
+w@BjSYx%gy@?1PHE+|`Nfao~LakAGoVjZW|1|KtBOBSX-Zwk-GcwX8$i`RN_#3jhr%syIe6Xs1(H)Jfp{0yGGM<qP;vf
+o@!iF-H<mdJu$+X2J)uQo=Gyx4b=8!gP{7ouof&p|rY(K*`;pagrdBnF2j(p2{M}50H?9h9b~!<5f<Op}yn>C%C{vGG9
+SkL~F*X>jy7NG%VYV5VV4LohKz4R;&(4Qv?g$lq|AM$tzCn(8M3kQbJ)r$$DrCd&*FL@X-gfE;~VU=0Xwz%c`RlRYIA<
+eIZM^AbApv*ai$;+=Wv-KgWMZdPsObN10l^@{#ZR<;#n}EgjZ6XP-H()|=Z_%W0pzytrRrzFx~oJj*pM^rgrg5QK;2w4
+?X~`92BW$aO&+fDtL_d6&>(ke&a54x?=YWPoIZ_~(392jG*Bwq>^pz`xtSynwc_dxO_BH%^Ez(!A<47|&Fz%H4+DJ3Kx
+whngR5(`Hj37=9Sts?T)PY+ii#K0ovLIKUsE)nAOnSlg#VW$XeyK?qgkp@3i3S<4c@j|gT9U0hl@L{ctWXVG%e3DVXjV
+CDSE=Q~KsU7z>YY1C=Z5rCK88kYs1jp=-PmP!HoWff{R5t<<-qk)`$r6Zpb&d=>>q6wD!F#+X^^8s3xgVMo0U(ig?VQ&
+z?s*SAq=RDY!FjgalTuyIwN98LA*4}r8f{86Q;kebBAu&<q!<bQv<zdsXOxC~n_Ny-=1k3hqAp838yZ-2`?+=`F@oL!b
+flpY&JS|?yrzmjI*1_K)!yIUkmZ6+x0YrvRO@N+_CQllcTv-hSXd)ZsEKk?KVCs<2m0e}M0kLo8E91Vbh8i_jtQ&q^5y
+hrmyvmFF0HS<l@IaMxhfC)^Dc;fU9&e@M9aXtv==-oqC_!W0gf%<o!N4v<H%L*RwAm}=&}vk=D19Hq(~U{7*(B;yT=B-
+Q)27F?7vzIxRrEkN7MXVOIxKP?lzHm3)E^u5TgZe?Fk#n5b&gf*gW}?fC1WZKiq8AWIl7TX%5IDe%dHeWB1rqBTPk=U$
+#ws<fju$fJX_N_+K{LX%8y)sL|Zo2ukZ|NmOa9PpbP3|=^?9E&3itcpy8^e>Hg-<)BC5GEGRM$mS67fr>Hai4YVA_1uS
+0r`P&uz0FgeVzR+wjV&}Wtj$*FlxAwyF@%EwHAsY@m=#Fc9QsJ#503-+TL6}40S1qG;=?kPAms*I6QJd&em6iUu{Ax{q
+|0cPMH*=ImoQ%e`U$3)Od>=FI8qCL!@fI{uD1d7u1KL^0ZZnzPCzkQ6y7;l8t5!OQb|`%aJL7{E><A3aJeEXiuaF8QcS
+p>yQO6XOf_yRpyotGtw9R4#3Q+M=gw^w{ds0(a-1Bd<73>gFfbth?j+etzW0fQi3nVM<M%npjmE##XTKUW`^7m+GcXz-
+fpzT}T3*LDsWu155_I2*L4a1-t_F!l@Mk9w2M<m+tL#?o%gA|&9>Wm9SKs`3S4SOhxQojyx+Z>=wQo^*<p{4>cDuds$A
+-?Dxf}O3evQ5B9513^4`#=A;@BjQyE-)eVQy|xR<Ig*NNcoc|kNuK-OGCGvUo<CYb+Bw&@R2WCYnumvcMXIJe48wIXUr
+~)<Xl}PrUnxe7ht!?{G?YTGFo;#A_b<TE0H)X@#`_Wq$FC!HB}E|VhS(pW*9Q^Mxi-0G)V^yRJ7uaVov+j7V#u+BsXPd
+ka*c87^>-vUUgmpzf?k$7BPkh02;)NkmsTuz;B4tX=!?(Asj_j`1+Ip?USk)wYoG^84Bubto>0b+FucwAJIHJsVa|WL)
+I`#ZtECiR38Q2YU_qp>mAOCUbPLCW_(}~EzyNgZHPMnMYy(4SswA(4QwKjU2EWX`i@)FIiR@%^8K<Ge3ft%$=Jj~CGD$
+y=)+*mMdZ4Yh?`U%w#r^+MG}e6nC&CVj%`(zLNp3Yg(j+ca6k?o{>ZxTx>@7)-eRIE#7j-fY5wyJrUFkvjBN>{$wbmjR
+X-|G7Ku(O?n?|BO=cb2sV<K^)tngB<!AT<6bM`&pg`CIC)ZfR9E0-DbL%HF%n>VP42yuU-@lNKZPr?0BH5$9Da3Wl$VX
+A>Q<NNiDX6wsS8r!OB?oc+W{*aWo%gQxd+gwZ@M`t0H0jbUhDh<u%Cu2tv#H5RD-}yvB<o1Bt8`Dvnql%UwFacqbT)&9
+gdnyM@)B@YZve~O!vM#1P6353dLgHoDQg^wKW?`o_JGE<T=6W52gVRtoWYW`WT>ifeIB@uTn!nT6Z1g1QCr71x~@;bVj
+On9(BW`OeovrkAt>5aK#u5{eS!LpR`bYRn+QQDnaPv<$dR1f3aE(knX*Q!n3^b9NZOnz)H@^w#Yuck%~zL89Xs{->JoK
+H*Utj`a;98oKXOjT9W4etz{`NBxQfHGxe2E>iNK20Eqs0Z-@fi@T|1V0clgbB39XBGbVeHzcxZJgMO!-XMfY6%iw{)~-
+j_QC%V4bhSXBx+>>hBsKy$=tR@THcXUE)Gmasp)T;({l$8zyXR<(6uRxZ5;cq{WDA_(^~gy{fVLgx~JoYtcug(SD(Ha5
+8S*m8A^cI*Z^V|4H}Pew>wsN1>ZVCEl!`;5yg;JAvq5_({UlhbW=4!a>FgdGKT#WKP<Q6MKz6-T*+G1}y`9Pl(!eW<3f
+RRBvvta`Bg%VSj^l_*&-bk0s41`geDmVR?Kh8MxuKWI}gt>cJiqS@rXu*Fkwvy(S_{^GV;(k<L`l>-xk9m7H+rgjJ~ci
+i;>??=$V1doGY(+5&?IA}3vT8#~ir6D>2rP8?|h6Z8=&R0f_-#OAS>_Qynlx&wmi^rGQW3v7^$ZF45^sS1J*?2Gxt;2v
+yCf67@LW=J}Q9A@uUcAcSiSy&4U%`H_EXX>zMlpc3bZ{!kD!7N8*v@_GPKV8zXUqFYaVF$%22EPraqu3)S4!~Np77(fw
+bl$3(LsluRU&E(F=RzYDYve|HNh<W+rO&7KMG~)WReyyP!Ucmxq@?9ovxSMz*RoqdI_ZkFd>zy2pr>-*&%fld;tfTIl-
+hEYZw>7is42SNMpjWaD5nzr@jxqP>h<jaTOmL6&2F5Xmr0X(;NDu1%@0@04ZY^>Hp(HNyq`;)FdEISn?;L^Z~^-!!K3}
+EQNqAL_aMeV7p|avK?=Zm0<L}xrMULW?bB=yS5xtO2-d4s-)e1Dm4`qksVQMNjTrQ4d|nr!Qdtob&)nd<n^IqIVsR7dX
+qAS8;>e<UbwtDzwDkV$2M#_xbYi!dzI7;K=_gsCbR=kmBZ?3Y;VKArobC&4{qZu(*5(TT@w*bVZYgY!DWn&B+AEND8dc
+~#zjUU|2=h^=M(#TQQ_DIe?m{%+xvK8IHiju7(%Raj|3x#J$sF$bc@79BC8m2D54GNEu#ps6+_%()C+x)sM+*XEEu|D1
+#7H)tLXTmk#8+iX6)FpuZ=j>yC!snmIL6ZD>a}k9DM6`hzu`ID{csfKn<CvVw1O#zx-TIFUIJA1Km;_2M!{Iq<UzxFs6
+!{V{-^SA`~5L^QN>})qX^Lj3D+e<n+vl$PUKqUJ}H^fV>z{Ri}m`p~Hjm>w)}2x>knv!LZujm_vQq#acIPW*@W56|SJF
+)dP`c4nQ{Z%AraQOgT_d0|U~Q(1VLDQ&vwv2bz^A=4kUIwayWQ>WL}O)c9*O{#P0qxJpd|jVoJ{YXI7MF#wKg9JBN-#`
+f6vPZ~(*97hLJ1vy&>&5{3ERy;5c66G9F4u(J?xO@;M{yfG8M3x<`3I`k<z--G(;Q{n=z0dv-=_mvJj_hrjBO{$!n_cb
+0H~zbfJO`Mtbp>%W#G@gVMA0(E7w?p>5gmea4g4aV@DIK+ijsV=mXm}QK+p#4?~Gcdjyy4o#>K~%JB$j9SeRuC``qdh)
+)FtPUhvvKw8o_%9~86#4HZ`bpSa@vcL{rObkfgwhRt}_@~6z65)6BR4SDrms-BKIQDh{(L{0`;ghGROR6@)2P-<JlcVp
+nAE>D7m2Mw?iwIQZ_njk*^*jDdNhkb%jqX0CE^+Jp~zbBu0?FV*OL{#(k>P=_x`c2sF^@4eV(b-ILuM_rqsvC@%M>BTr
+9eaj0n>1M<?&sdyn+s~lH@Cw!Fy}aCYJ|pp6;L2(&!gU22#>F->3Ye0PSxJt1f_D+AchD+GSU!YD2DFMx#0M$`#QLfSC
+M8Dblz?o5^)<gxO@{<8OdcQ>|QAqAq8!XkZZ7V-3c#mxbt&Eb7wc_(4CKNq|0c>7aI`TfPf8fEF2&aXl4~qyWED{VhAD
+moOHi4%4~ViT)%rY=ypPMd`4dyQEEV#<FQz>F1DWAY7y34+;3suZEo(Il%4a->kcYBMjd=2J&+0_bmv}Nw8-E3jM5NHD
+Y+HTeM(2*t_VCXM<Ci!ynco^J9b5eKEOC-REn|i<P}+;mO3XQ63)9YUgOt-r;}n7U@gfyEhEe^rWk94RciVWS?eN>hO!
+Wi7y3C?zUT#8ue{;$&#A$S-YA&pY9(#8Qq$fKnaU_8kTzo2QUnvUfZif-`#oa7B=-5bN;P^Up8Hbd^ESoUm<+q4R*d#h
+ymXP>-HHCmTL&%c+4P3Kzj}XvpDv>zb%)i@vE4I0KD6UR!wCZeJ(O~FEOhb=Ki-Ztn^^o71PV6aCyII7(Hm1JX|{GQCE
+(R-K3@Gp#1_8_=1H{b^{0dB&=?6ekIA1v^v^s@>vsm7_UjP-yDrx^rWzb33@;*VAQq@aK5JHKkrZli9{uW!m@yG|dD{u
+NY-e=dZTHTQ2B<?ukgsZ}LaiIMu7<OxV747aLn+cyMFQ2Q0%8<MG#Q%thwUmWJgSV-t^%1q1siN^_H@C8AzQvi0p6mE#
+$Taz1zIGjv5fjl>#mo7_>%2+^_fau7AX+MuoK{QlGdBxvVF}TE&Nj2{wnyBT=({5Xy>c5%~R`7XPd2W-!BVPi7u7co<o
+VJQi<`g9zNaJ6hya91lJg!cIK#{Z8JAey{r6IFYNgWyXRLyjV)pP{a^l>OlT)98?fo1GI*c6-ZC=w!}0AZn{V$kZQDi{
+ua`Smf(O?jM?|_42k1Pw<|ZAmS>-n2J$W`y(X`=Tz|6y}`$5;lQYmEF!`{*|n^f)|A_R2X@Tz^ycMydf5JPcsHp5GK)2
+&JFa`KiSG!{J0B`gZ#B|HY`as}hQS7!S^9Ll#hiD5GeUQ)<Cv3gisO04S?wVUpFqRj+YHURK)2lIZwZ7c@GKOdKxzF)@
+^D37OIBABtNmeI-shV3<_hWod4s$ktgG#e_qiAcG0H}e7h-1o;O*ct6~W|rdyUKR9g^spvZ(dCDh@hGs(V(53sG5kxmy
+-x+|WwFL?l)T>0uG??VyZSzMw#p;E0!i#6p5zt&+Bz0jdXo@CWnAy=>+7I}|BiILyZj*qg|JUH80<vbV1{0L4n_S7Obw
+_Q$I-@PJaY!lv7Rv(55ch~&Dw!Fc_A33gBk$gs!0~BpLtc@>7P@Jfzc&eQnS_59As-)zSWAwaD6)x9nZ5|TFNj6W7OA}
+q~Go7Q)~L<_vIIL$N>8nz4P9FUoF0EO}Bo(`-XSA*o!#`m+m-h*Yqiv%9U3WJ<3{SRY`g1)8PVcdsB2H0l*aEpwl;UdA
+55Kyuxd*Z`@aCzhoZjF47rRfP%mp)m7YkIyp0H$icRQeTf@~swM1MJ@#0K6@3g(!g1?K8zI0LZA$3}wb8or>GG(u+R+U
+)zLQG%XLfB6{5K%@FMVHK{l&gpRM5Jx_A$*<x&~qe+{^kAw$W^woh*lO=L?3nkpamHeU6cG0*P3~*yrnXouGR~h-h8PX
+j|PYZPZ+ojqwTZR(Ph_Ku5g9m4f>?4DbNipU1_mDaIC4EDP!9=PD$g#NONQ;rl1o@T()cEF?Zq+exPMp>?(&6Or-sgS6
+Jw2krzP_Q>uE_kbtVW6;OrLhHBPZh&DU%I7hN1ItH5ZDcXVBHjB9nJ<F24~v~PuMBgM(Wv%&%D1Mx8nAB?i?;a*D>)Xl
+g86WySYt9bK{t-f{g})#f{(9$s;y9mSSiiv6<~#c_CfKx_JgOcr51JrwZ-8bPK%0cJGk4#QivAWb+)=bY&?|;F#97w1z
+TS-R&rpy7JhRK6U&6z>Kd!|GLKZn!Ek7bcLv)|xb-B#Z(RrcLmHM{NqI+lIU0o(cemk|&)})PwVkO}H1F)73yW<BDT&~
+K?eK_(Cv`8s_0+L$8Ai5@M7P$lI+dm~Ap0QY6NfhD%xN63_=V>9gr43w&_3erGshc5awzE2y$Eq`<~=4lGp7BnkedkFo
+A%W$4W<;$GMG@<cbpb`oe^gk!=!_P70;g6eqhCQf|%IXB@h;1#}6j0I2e<XV=zl0EfBY$)*wf}a>wR62dGW3#s8ry4ua
+P=_Dy<(!B#3@tO1?)>J>l_T0M0@S}@Jidq#eP*?|Z!7%AKN*wbMfZae4QOYwMslyj_vx5t=2aI{knP72={U9Ju3r3b<S
+yODDT_7a_-Ltrb$e|^gfl_rjY@E9cwRN{CYsW!ya&V|Y{o@F)Pn%wXC*Y*V;p0&3^2o#Z)^Hlt5`e7o~QnKHmZ*>KeU|
+`1+{IWc$sTdCWh;l@xm^NEI{;_R!JAneGW%7e=4`$<t(Mu1!Tf#T0>^7xEW0m#kfX8++RM=IKZI9r@75Tws1whzEK(dZ
+3aV-38MNr4`FGt2zO0S4%9pcI6!NHS}(>`%vKKZ9OdYS<fsfU_3>q;4)G(2^0BUoQX0W$-dK<%-_{ot(~V}@dpbWq9FB
+P8+!w$Hka<+v1BAi3;wflJ&sR*7olk!F(`>vwNz#59Ow*>IK~TwoIqi)_pDrT_MAvx#E+ws!-)!vMF!UvS|*b$v2dF-z
+}W2gbe4a?ckKU(|tkW!&fZpu!q!)#)d+2g^Z(5NeH3afLI0J;d|75(~O)ch4_LY2b$lApfj)%k1&QauGi`EUE{36>v?|
+&R%i&msfsZtqvIg)OC1`kZR0L+2~RWL~BA6Kes~05+j*{9Yja5EMYKM33l%IhkM2-66kWA+3IGqIdoNEOC8TJa7`pa_`
+$&j;e+ETRHG>Dj+p`5NuE6E&_BPl$47<^j(9WnOAgF>&B`&!k6*H+Pm4xb)}5^Nsq%T5_RG`!{Nk)=DqYgL)FDZ5>7U*
+3k`1oy#cFA_93a|um1YH^{vf?U>OTWEzC{<N^nS^)J}~4_N5wl5Me5QHyhPgMO)1(E?UT?vF-t!>PmB37uZy|Ref#$9#
+S<D{T+4?NA#wX?Bzd{3_<Z{Z=XTOB9r=&t^xXF5M-Fj&G3nn<)-}<Y03=WsN<-|ANleJrRg9G#+ftuLHSu34hoyAYC&X
+3*jxFte)gp2%g+NEzES5;yR0G#K?L*Z*?4~Rm(dS~V-(<12gos`8Wsz(hGTO3zp^e8_-eB`sYlZjAy9#g8E@!vAxLvJ4
+yA@dV1OYp=HTbx$e60_!Q2#7@0(GzBbnvw*vKTlzY}dHH8t1x#6jjE$2y;72?sA}k`dbDnUSD+?mKKz`6a%EgtufwpI$
+9WTql=G3CboUy8@U|*%-JQV)8(^DYJ|@tFK~OT;}G0GL~muF{3_`grk&rQZ>c<F$Iry!eyj`%?(j=jzrU)y+p{y5`zrf
+jWJctMYj1y{rmq6(mc*)2LLd_x6X`JkW(Z`#yG<({lZ#Al$6>N4-KsC&*lsA>&^9j;NW@5+q7zc<fgIV<L$#h}nxKk{V
+WMRfW;~GxKWL*BK3b>ZDJI}sZi#fLV=cw;t!7De7A^_*7r7sS|F>F+?>ZnoTr^))j`GL|iIL_g`|`Zf6lK#mF)UrrZo+
+0Zx|N>Yift{m8@eD?STk~KH|*Ca&G<Z%o(X>3qDR}m-ZPWHhp;pUDzIJaif@$3%K7nZ;zZ3Vr_jYpx8_P4fDZi64%X)%
+j#mEdeP5Xvt!4jvP;9gEqA#u6x92yee{(s=K*DBYQk!n+5Sih6q;}natZjOgpLc_9U@CATP_y8(M;D~<#DS<%#O!pl24
+1cxj{{~A6;N%VxsD>My8NCURPn+>fqL`pYqW!?=Z>q-!Erj?tR7g`+}mfj6gxQYzi*QTV=!<f()Im1UMQ0oXnxS9KDVH
+2Wfbm$+-m46F5b~rzx34IU-3xC4}FsZ+5d+n9&QtGN7rxc_b!NYP+^}7(=y`PJAzBz|3P0T8A#p34fp~b6}LmO$zc4^4
+}I`lRp9YrQ5;|k2FozA)Ha$pzeiwa5%`qc;HfwUHWc$00nP6p^ISbwR0^8i33QpP^Xk)rl}8WFunj7$VN;uEN+z_LxXX
+7G-w`8^)IVK_LC%2aj%F9@4eS`==<Qu;KvMwH`=PC9+;YZSVMxmaudhVZPqQiUR5%#QfCIgFb}(!V-vKzY78|>Q9^SwA
+JPMHQzklz0POHBU{W0&>O*j7WV<xPf;p1lrLG82yO_(Nz-BAr#@83^k0^tj~^?B0d{YQElg@;H8F~OQKUJiQG(7PswK+
+he&A0ltrSnmrF)Ty}H>v&h7x=Mc*&Z$#51tApag{U_E_-N_R(ea8EDB%b*+vuk5F;$-l9voc(;{w*c!+Js3guo7~A+x2
+=fh!+;h-@`ee%aczWcds0`%Jg_0t9mZ`RB5s0V*}Nwv21MNykXwi!4Eo%md$$w6MX>zVgoXU?5Ld2NctSY7H=1eQwa(n
+giO<<J$WECI4ibrF!vOzdViJ{gzK$9+{W9>DlMf>yoswm8Y38bAbQQOU$7)VJ3&tLWNO!McTeFIQ(OtEjbyOA^m`{VQ8
+6VQ_oLOX&K*lSF?Ze#M|}juMX-vgJd61$t-?w)s;bu2=uGhd_@pv$4mWz8#yjt#K5WYQhGNVlE44UKdFrBHdtLNv@TC;
+&~VpoQ#6nT_C^z--zvw4)ae~{-fq*jTG5?7(+B7O{);0?Fe7DZ)Ty-uN$Ql2O&9S6fm}$_FTG2aW6*X>d>$&<5i>NI7d
+oWrzwi_rvALAb4|FK^Nw%Z(nM27H1;d_XkIU_u2jJ)|Ra&9P<ezVZrE|`2a&ZlQrmIhX2JOo0Qi@t}#aVT@Qgu`J7)!(
+W^eOev_!Fa$0Yl9{RKSZ1abA8ajDPL-n1PjEFdN<PIoC?^2Uw;8bExC1m@5}Zi^52F1hSE(B`1t7V9kh%s_8QiK$YUQ=
+$j4zbXtxpbKD30X*Q`Vugc4iW%;<^HBv}*?{}L`j0VFz%jkFPYtD~u;Xx%{lA$jnKwk;FcxA;X_|qnyN4jCwsl@oi&n?
+0{2;dbi2^}20Sf6vxj3_Q|@PsGhm_gB9Y_@74Mi{>xUxRUF<5;;;+!iy~`@lc0zOqGpQMw`8vYDscwkh4|DQSM%23uAG
+gCSc3NM9U9{Oo!zs{W{Y(;nmdknpj7@nmXevt<$~{#X$phU?3umvBrOjNVAbML@7v5L%>U_QFZ6m<;lAkeWUr?SaueDv
+C##QUnbthx`aQu$0lrv_!Mv+%O^PiJkqvEMpegGPCpy=cJ;6GN!6!9B8h`4cm*SSod%7#h+=m!h7woHMP64n<VyvG6*S
+t@T#gZQL@{QctuE;uUM=U4@&UZhB)ZjhJ`Gf>Sip!rP@~Nu}gqXvpKem@{|_Wc^5>ifu3Wz_USz*1^BUk?K4aS0<?o28
+$+Odql2RLSt6i(yKQV?4&Wl`dSvUiLj_Q;RuIjjcoO{eWpY;>A_`%u?_bQevTq^FCyB~xI}Sx88M?nCZXoxkb!63K#&^
+`n2Iu@1c)=Qf&q75*9E&v7u}tZH$82l3A5JdDtE;5yx%US{Hwt<FDdZ`=hJ|k{>4%RhRY|kKYVZ;A0|LwjxrY5Z5@Dlc
+6{Zx60O>an2~0Z9HcSTM18}YqV74$aVuj>s;*^*ZQpIvipqRjw5Om1GKbS>7;V;$#GA=(mNvT2oy!vIusAORhFE;(yBA
+)N?$$?ykKgyv1dK9|*2VMIcH|(g|bikofY63u0A#BzS#>I&S{RW<KwlQ2SjCrPRNOc<$jQl8v?BNuiyy_!?h~V%vs>%x
+qW3L0(B16VA9_{!i+N310(aw`!U&Ci9TPvXz9kgM^wK6r19+qHq@i9R>o8gT{eZGWYRU)s*f)7cuq8TkR<0zQPTNElv9
+Um;cpt9E66b<er(|4iCG2`2Gk-!vt(xuO#806iI)jGq_>hsbIXn06R;inXo7@$R3vB_<-o~u_mbc=oiQYFACKhi;WaQR
+IRCdLLZi6UEXmC^4VV$4&C%pqMjfOde^gUe3GKAom(9Rh?sI(n7@mN`GmK|$?H6wNPKs4K2@q0{MkbQQzew~oWh^TID*
+G$;_4O1IBj*M$kmVv(#*6}o;MWbr0XegJ5A_r<p!f{=a~5`M>^+Nl6bXDf^vYbvpgKn2UkDE=x|J`Cqa6$W)j1!g=M*m
+1|fp)i{2A)+kxlp>ve0WN@Ma}`M{*rDq=$2Y`)GU*bpZT}2?Wz*&T&*`k}H)s!M2Na5$IO8aazvh^V$!x#p^l7o4|0>z
+4pNpi3t)KC{pkEU4DvJ0$1LMr}g29B%kc79I&SAmj>QRG$9}uBq^?04c!B7k^$t)!{ZpC#Qx%~2RpT!W{=HGNsBH}=A-
+*o)SYm~J5q+f~itlohMh8QVTLI^_3=v#rW)^YGjYtw;u-Oc@eiIDjlx_VcB1cQTRqL2y8Z)gOIP`|;UZX3IPFtt+6$q;
+1VGcF2iJB;J4+JmOPSk6NGrHcT74o|%+b2toDuucp(u;24zHqXb<jEOAxfe1sE5*)S?Z4{U+w^EtgSMl&+o!osFxdU2G
+?&y_2KoYc1lc0dBZsgvuMZd^C0i1cBf;_j7_F1<7a#>`*OOr=C*e3`3o<)_Fgsv7L1*eqDfPCV8YJsTdn$ZhK?w-nu;W
+Ov|(!#d<GwbT&h4{1Tn+yJhz9lIOo@4O45|6xg#S5iakKY{1*cRbPw+XrIi<(`ggac5gu0#3Ycy6ZcXR2DqmP7Lm4XDS
+P@SeBvE%-I3{v6c4%{mcWNzq@<XbxF2BTD4~s2LaY$xZy+oW!Anve04~W5~4)#?UU$=@^^1+@xPRghmq~=ubn{4!t}f-
+_v*rGvtnZ-5Z^Ak(emGQ+2Q{oq04Y#Xmy@U%hbP(OU)_?AgWFmpG=BiY<jH`X#`?d}2B~$Kl&77~<cs2h8IDYJvP6jT+
+h`h2Dw9XyO%j!u`G)w!V6;nQNer*nVHR_kOx4UNXmrBCL(U2mQbS0mCkJbQO?xto_^k<Gmwi(2<Kr(7h|Cd+9nPs>M0h
+MT)}xobm7KjOq0^bhpI+dY3_0c^h<ikNxq!FZWoE9?8VR+o5q(M>F#SAQoB=@mUGjCFOU?TD=B=8udM0ECC$fuam7zVa
+U%V&=Ig4TEa}LR~YE@{x~27^fduN&-To)JeNVE?nXS_U^K;X8&}{P9aUe-;Q1@+(9rjP`RCAz16FP&UayIsj?C;hcl^?
+qnzLuoI&{$mQC{((?Jd!$qlh#u9D2A~;fOLha3EzqsJD|{eR-6Y-4WqTJ{2Rd;~)AR^jUibUfxzzLzI9Vk=L)$|7ojsF
+v|Bx{q{Jh0(&2EOP1eJgU|5LQT>}q4mEK>DphtUeh`*oanyj;UQTtupz#ZOCm}re?TowU9;#a@P_ky*$Xw;T&jQ@e;uf
+LwmLcon{L%qO<FPz3U@y$(`oDko&DVI-0>p$4E)KFuLP-2<`%5ug*($rTyOdr?JVccpA7&2d#buA*UA{~3ptPnG`j_Pt
+=R4#!>Fx^qpd>9U3QCo9Q_7Mw*Vi6Wgv+}38_PF7qf=v*hOrq8VNM6eGzqMc$%Oo;cJa~KHCnAz=&%RVDqbb)z#$F=5U
+)RYpWWTv1<q&PtM1$Go$r4RrBhWpU4AH+?aq4Fy%`jry`9}9*IYceinq`!yj<sMcK!C|8tTNC@!cfmI&)QLy_qNF^1zs
+T$!jQo*}06bq>pK70Ig{@tJJ!?zI%Q576&rv^?K6FqFf8jW93@VQ*wu}^{y`8TuH51)k1z+F5ii-@7`ef*H_ca<c+`vJ
+R)?uSF0yN9z7KiIv_lz518<zhnmdFtxY<;%U%qv-CezX{dR(_;p-`DjZa9p%djzQ{G!{wl8nWyg=F5s%+_7JNax$Y$+v
+ltELxisK0(g3U}>gz&;pG5K3xJp@W1XlS$y7LO}51uEzsmuhiF}c{hZT*YKI0A&l!*pFfF`p1Nv&{OvpIdf+SU9NIdb3
+-dlD@L~S2JC;KpmHPpU#+TBZO{DH9r!p6cueYrr@fBhOVx+X)zMFc=!pt|!%8x7gezlD_0;0r61@wG`?Sc6}4bM&X+oG
+usv;(IGSQrXYZH}579Ia-EmT7woCO;COH<mA~rok?D<^IGe8mTq9_5ZN3}JNtZvvb9(%I!KqmR?-3{6(&yNvN)F=Y+@D
+9W;8_rvD58T!44nj*}FP`7k;Ivvdhuj6R;)t=2be)Er4ZrFD-`j{sOd<Z3@(9fC^P#oYfNdeY;4ng0vW#m&_JNAtuC1L
+-?v9)Q*9umMuD=4xMSjNP~f(87Fk^<_VO?e_N0180a1U{k(CHpEuZ)tOefSOIrQZYCOZl;b>M_o}xi51VIK{(Cz1q6AS
+7eTKoop(^DvD%QLLCvl1IpDIq(qVt=J5_EG5J=DNcKB9ExO?v;_nc4W0u$RrMbLG=XE0zO;Blg&I{V?tirGNX!iw+_De
+sM;0+GYDBHpx1-$S1JJNGc6&0B@TZ=9X(N#c{cs<IX<+sZt)rmL5W;K69B~ILt3<IvSggyPUk13uE_8Mtt;A09)Snry8
+gVO)(+Q!9S{;#$6}U1a=;DJVjGqxIi3J%!dB;GuOWu%FB7-_@1Sn9so4m+U#Bx6+&8$;iG5%qNQ4CxDWD6NAK;_OaWII
+s`jqz&<rhZ#mrwHuAtzioKtCM*%jw>&6@w5(rj}l(&#=Au3ARUYqctv+*B5XCo-|{-y2(F+2t};k&9leQ;a!^$9VUw;n
+<NkM#}ucSvrdyBy6Bw*|A?s_34+q%e`98e_G(A7B(l3lvith4lSQSeZSh4D<Z$tP>T!chAEdMl0yGidIY;*8J3XY2`e`
+I^`_9A$nOP(eR(Ys6nZ3$T`%a4MsvckTc8$YNH|us<YhfYS5-Bglu|tkbP-&cwoOgQSg=fdh?IUW{rcLHS7A|H67p#XN
+HhR+s{~0)x!q)1czV`S4GNeV=4^g*hv7|8InU|6*&Z5P1ZMhn3rL|0(;F;m0wK0?LMjhW`;GH6w)pzhiWII*CE6bH)1X
+XL1K6&U_^<f@Q0?nA5?)6Usy*~Wo&hfd2AIsZX6<V@d;)xGKHg$YLC@MyBd89wBXerYU5QwHI)*f|%r^LRc6QoOmOC%1
+j)te6J$lZUht}S%gMS9Z9sN-B8kzB{t1n`Zo%Ai@iDX!Y7j5D@JV-2Ikv1~=LcXOmD8Xl%$7?z&(9fhGd80-vE-S7X$|
+90HxE0VGHRPFy`Y7d#Ik8EDV<F;4=`pcuKrMirWlS*EBZ}oc8i{DIfr}`$oNp8y2>$GzU)mhsdXI1vSuWzm|ai{j?Zgv
+@8R$F7UU2SXfbYH2px3ClL+~B?sV0?Yl+B93>KEJj($t$;aeRI>h0lD$n+q-x&vBrw>pmrU7u!MDW(SCS-kAn7sPpqQX
+dKFz_+jVQj(!gFTG8Ki&V&^Q+S_q<FT1wrj6j2(#8F!msD0qH{R#vT(st%BpFxe*S;SbvLF}Jq2M^#aIuyo*^tq4(4Ii
+Gdp8ZDNdK5fNQ78bDXT3fZOunr;!)%<imuQ4egoPPz26H(WqLyx?)R;knWMC~k;XajO66+jbF1uTsbE`gx~R4dHP-nOp
+|r=l`=VSXnxKrhsU^1e-}6iivQ6eN|3tZ7bdXr8LV*%|>^0zXtLOf~pzbrPaWoEEUKFX&xq0lUIw%hwH$$j_mRgt^!`)
+bWk{qyrrJRy2RIopJ%-ANfPPUgJW(wDzU^SVy&)Ck>!ls;0&R9(wCBGff-=QLf!>-{|_VVDbu5EvP5QC|}tqN2R!uPpX
+I7!L_@lCtgNJgNvUT+$4Ld)Ag#|;qR8|vvc|RC;NbHf!zy+N~xj6lha^L-?ek8TjKY~%ac*RY=6uYQLFe26l#2Wlvmf4
+0(d6$9O;~Z8NKgn2;ezxLv@}52tzfVp169vFq8%}bY{ols*jLkD1@E6%({{im)7*+&H5S|{-N_Ct$?~;gC#TiYil}=`m
+3x7!xYG!?%CCwo?IR+KAElC4t~n~cBHJT-KWxB#TY}DHmxkH4rP=0yx~vO6KivORn~Y_V<cj+m>R#<PiTXo25oA$c+jF
+pu*QE?QKgOq$qfn;OW2bvvTRN#baU)0OctwRdrC`|jon{we}M+9?r)B_2H3-@ER-2F_W8o)ah<k2zHq{bMKv(r*bSCRJ
+x)3&o9=@;?Ck7H<${pg7vuIbHtnO45$R|;XkS{eTq*?FN+=RRon27F!5|Fnmoj*pbOI{c?mn}p#|IruRkAzRO}%~4V{Z
+XD<=V0iV|#d??60(^A7N0fIL4KlpB`Jztv>bKoHQ<L3uReb*2%V+(5mN@>#{GojqG{6$`jJk=<CD|y2jRP8Wq3u(+06R
+10v$!s-A$V?T2aZ6%T<^%zOj7I;p6e?-I+o>eTR+=eh?p7Ab7PR4Ne3F-+tw?=bb%ACuG{i*$~g(wDEfxg#8wi1o%0s|
+5@?>2vL4o7z#~*>je~A95s8M_6<j@>v;JW1yj3tQN>!OPk<}8g=`q(<Z{BJPuJ08^~Ntx|FZWYm1y^kfXax$5!F`gR`T
+0B9VW@;U_imNfcQd|I4~QOGc*Zx#Y1SF!dc5?N4?;9lPDQsGbqvlk0#}G&uw2fD-O;1o*&A_wss{+y{E~F^qw&H<GY;O
+(u+zjQ|wk<Wsn*A39&X`B9iYHj`HQ6QSUkb(A>rbsbD4lR1bv%V5sFPB<^~bk)MZ=BSe4MT6_kPkc+sqLolN=Q(lgR@a
+;2&jv*g$$a&LIC71W`JWfbER7w{;`}$AWP#jQIn;>H$Lq4s2U&b8CuJ;1^JIP(va3`1jLQ}&a@JQp&6B1|hkBBBbhhVM
+hkBA?o$ZxRgD$L}_}k9z(P@za5>ti1=>?p?VaM8=UI%F%#*lw}a9U3Hnts3Sz#q0kYGkg~DVa3YAv6j#ai|byihyG~`+
++`6<u5cX2e!IXQh=Qo=>na};$?B_$W+*h8jP(~=vlI-MCsL{S>vtqon<t;z%$ps?r^|5+Ptc#c<wWPB&PsXxYo-+yAyQ
+nTI`MUUF3qabVomclh;&b)q-l5v_RUdJl|dm{pi<uVhc$cj8^cTKcKieI(bwApN>t5l{@%dY*z`e5m4(ZdlGzug`Aua+
+p>7CZz!eQ%0ssTP5V++EV+Vo+Sm29$^1Z~^h3$(!LTY#{P}d9;JG#I7(ENFtE=|gx6D^igCWm>w(Z#G^H{Uh(YDXQyFY
+YQlHCXGAFME9ivjCte$8qqRR?MHY0Z*7^*(#^=FPRO*O;U3vgTiZZry9&Bn$ZW4gHJX)f4K{7OPVQv`!ahZ;el!6{ED$
+EWS?XKG93KEFO^C&u8AXub49r2PUvukvy!ST8MXMxLUPN@1oUJ)TF4`ZUT>aYL5X=?<G3V99th6{|_cC_A&
 """
 
 if __name__ == "__main__":

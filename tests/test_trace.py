@@ -97,7 +97,7 @@ def ranks(count: int) -> list[Recording]:
     return [Recording(rank, count).line(1) for rank in range(count)]
 
 
-def merged(*written: Recording, times: int = 0) -> dict:
+def merged(*written: Recording, times: int = 0, limit: float | None = None) -> dict:
     """Merge recordings; `times` seconds pass between the ranks, which must not matter."""
     recordings = []
     for each in written:
@@ -107,7 +107,7 @@ def merged(*written: Recording, times: int = 0) -> dict:
             for index, event in enumerate(each.events)
         ]
         recordings.append(recorder.Rank(header, events))
-    return recorder.merge(recordings)
+    return recorder.merge(recordings, limit)
 
 
 def tick(trace: dict, rank: int, kind: str, number: int = 0) -> int:
@@ -311,6 +311,28 @@ def test_the_trace_shows_the_call_in_which_a_rank_was_killed() -> None:
     assert "was killed, or called os._exit, at line 50, in recv" in recorder.describe_end(
         trace, 0
     )
+
+
+def test_a_program_that_still_makes_progress_at_the_time_limit_does_not_hang() -> None:
+    """The time limit ends the ranks of a slow program in any of their calls."""
+    zero, one = ranks(2)
+    waits = merged(zero.start("recv", peer=1), one.line(2), limit=1)  # rank 1 computes
+    assert waits["hangs"] == [] and waits["ends"][0]["in"] == ["recv"]
+    zero, one = ranks(2)
+    assert not merged(zero.start("recv", peer=1), one.start("send", peer=0), limit=1)["hangs"]
+    zero, one = ranks(2)
+    assert not merged(zero.start("barrier"), one.start("barrier"), limit=1)["hangs"]
+
+
+def test_ranks_that_wait_for_each_other_at_the_time_limit_hang() -> None:
+    zero, one = ranks(2)
+    assert merged(zero.start("recv", peer=1), one.start("barrier"), limit=1)["hangs"] == [2]
+    zero, one = ranks(2)
+    assert merged(zero.start("recv", peer=1), one.stop(), limit=1)["hangs"] == [2]
+    zero, one = ranks(2)
+    shapes = [{"payload": {"t": "float32", "s": [size], "b": 4 * size}} for size in (1, 2)]
+    zero.start("all_reduce", **shapes[0])
+    assert merged(zero, one.start("all_reduce", **shapes[1]), limit=1)["hangs"] == [2]
 
 
 def test_with_until_error_the_trace_ends_before_the_error() -> None:
@@ -938,6 +960,38 @@ def test_tensors_and_calls_of_torch_distributed_are_recorded(
     assert "starts isend to rank 0: float32 2, 8 bytes" in text
 
 
+SPAWNS = """
+import sys
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+def work(rank, world, store):
+    dist.init_process_group("gloo", f"file://{store}", rank=rank, world_size=world)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))
+    model(torch.ones(1, 1)).sum().backward()
+    dist.all_reduce(torch.ones(1))
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    mp.spawn(work, (2, sys.argv[1]), nprocs=2)
+"""
+
+
+def test_the_function_of_spawn_runs_in_the_ranks(book: Path, launcher: Launcher) -> None:
+    program = program_of(book, SPAWNS)
+    command = f"torchrun --nproc-per-node=2 p.py {book / 'store'}"
+    settings = TraceSettings(command, "", ("work",))
+    run = traces.record_trace(program, settings, limit=HANG, launcher=launcher)
+    assert run.result.status == 0, run.result.stderr
+    assert lines(run.trace) == [line for line in (7, 8, 9, 10, 11) for _ in range(2)]
+    names = [each["name"] for each in run.trace["operations"] if each["rank"] == 1]
+    assert names == ["init_process_group", "all_reduce", "destroy_process_group"]
+    ddp, spawn = run.trace["notes"]
+    assert ddp.startswith("ranks 0, 1: DistributedDataParallel calls collectives from C++")
+    assert "each rank called its function" in spawn
+
+
 HANGS = """
 import torch
 import torch.distributed as dist
@@ -989,7 +1043,9 @@ def test_the_page_contains_every_step_and_no_text_of_the_program_as_html() -> No
     zero.line(2, text="</script><b>").call("send", peer=1)
     trace = merged(zero, one.call("recv", peer=0))
     source = "a < b\n" * 60
+    trace["notes"] = ["rank 0: <b>cut"]
     text = recorder.page(trace, [source], viewer="let a = '</script>';")
+    assert "<p>rank 0: &lt;b&gt;cut.</p>" in text.partition('id="trace-viewer"')[0]
     assert text.count("<tr") == len(trace["steps"]) + 1  # and the head
     assert "&lt;/script&gt;&lt;b&gt;" in text and "a &lt; b" in text.partition("trace-data")[0]
     assert text.count("</script>") == 3

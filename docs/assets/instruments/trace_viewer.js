@@ -541,6 +541,7 @@ export const view = (place, trace, sources) => {
     for (let at = from; at < from + count && at <= last; at++) {
       if (at === tick || (at % 5 === 0 && Math.abs(at - tick) > 1)) parts.push(words(`${at === tick ? "b" : "soft"} mid`, x(at) + cell / 2, 11, at))
     }
+    const labels = []
     for (const { all: each, row, from: begin, to } of boxes) {
       if (to < from || begin > from + count) continue
       const bad = each.missing.length || each.mismatch ? " bad" : ""
@@ -551,10 +552,17 @@ export const view = (place, trace, sources) => {
       const index = collectives.indexOf(each), space = min(x1, width) - x0
       const name = label(each), all = `${name} · ${payloadText(trace.operations[each.parts[0]].payload)}`, text = [all, name, name.replace(/.* (?=without)/, "")].find((each, i) => i > 1 || each.length * 6.4 < space)
       for (const [a, b] of spans) parts.push(rect(`box${bad}${each === chosen ? " chosen" : ""}`, x0, a, max(3, x1 - x0), b - a, `data-collective="${index}" rx="4"`).replace("/>", `><title>${escaped(long(each))}</title></rect>`))
-      const long_ = text.length * 6.4, at = max(left, min(x0 + 4, width - long_))
-      if (long_ > x1 - x0) parts.push(rect("back", at - 2, y0 + 3, long_, 12))
-      parts.push(words(bad ? "red" : "b", at, y0 + 13, text))
+      const size = text.length * 6.4, start = max(left, min(x0 + 4, width - size))
+      labels.push({ bad, text, start, y: y0 + 13, end: start + size, now: begin <= tick && tick <= to, back: size > x1 - x0 })
     }
+    // A label that would cover a different one is left out. The labels of this moment come first.
+    labels.sort((a, b) => b.now - a.now).forEach((each, index) => {
+      const clear = labels.slice(0, index).every(other => other.hidden || other.y !== each.y || each.end <= other.start || other.end <= each.start)
+      each.hidden = !clear
+      if (!clear) return
+      if (each.back) parts.push(rect("back", each.start - 2, each.y - 10, each.end - each.start, 12))
+      parts.push(words(each.bad ? "red" : "b", each.start, each.y, each.text))
+    })
     upTo(ranks).forEach(rank => {
       parts.push(rect("track", left, y(rank), right - left, thick))
       for (const each of segments[rank].filter(visible)) {
