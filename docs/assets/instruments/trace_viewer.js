@@ -219,11 +219,12 @@ const hue = (rank, ranks) => round(235 + (360 * rank) / ranks) % 360
 const hueOf = (rank, ranks) => `style="--h:${hue(rank, ranks)}"`
 
 // The patterns of the bars of a rank. They differ without colour, too.
-const patterns = (id, style) => `
-<pattern id="${id}sends" ${style} width="6" height="6" patternUnits="userSpaceOnUse"><rect class="back" width="6" height="6"/><path class="hatch" d="M-1 7 7-1M-1 1 1-1M5 7 7 5"/></pattern>
-<pattern id="${id}receives" ${style} width="6" height="6" patternUnits="userSpaceOnUse"><rect class="back" width="6" height="6"/><path class="hatch" d="M-1-1 7 7M5-1 7 1M-1 5 1 7"/></pattern>
-<pattern id="${id}joins" ${style} width="6" height="6" patternUnits="userSpaceOnUse"><rect class="back" width="6" height="6"/><path class="hatch" d="M0 3H6M3 0V6" stroke-width="1"/></pattern>
-<pattern id="${id}waits" ${style} width="6" height="6" patternUnits="userSpaceOnUse"><rect class="back" width="6" height="6"/><circle class="dots" cx="3" cy="3" r="1"/></pattern>`
+const patterns = (id, style) => [
+  ["sends", "M-1 7 7-1M-1 1 1-1M5 7 7 5"],
+  ["receives", "M-1-1 7 7M5-1 7 1M-1 5 1 7"],
+  ["joins", 'M0 3H6M3 0V6" stroke-width="1'],
+  ["waits"],
+].map(([how, path]) => `<pattern id="${id}${how}" ${style} width="6" height="6" patternUnits="userSpaceOnUse"><rect class="back" width="6" height="6"/>${path ? `<path class="hatch" d="${path}"/>` : '<circle class="dots" cx="3" cy="3" r="1"/>'}</pattern>`).join("")
 
 const rect = (kind, x, y, width, height, more = "") => `<rect class="${kind}" x="${+x.toFixed(1)}" y="${+y.toFixed(1)}" width="${+width.toFixed(1)}" height="${height}" ${more}/>`
 const words = (kind, x, y, text) => `<text class="${kind}" x="${x}" y="${y}">${escaped(text)}</text>`
@@ -553,16 +554,16 @@ export const view = (place, trace, sources) => {
       const name = label(each), all = `${name} · ${payloadText(trace.operations[each.parts[0]].payload)}`, text = [all, name, name.replace(/.* (?=without)/, "")].find((each, i) => i > 1 || each.length * 6.4 < space)
       for (const [a, b] of spans) parts.push(rect(`box${bad}${each === chosen ? " chosen" : ""}`, x0, a, max(3, x1 - x0), b - a, `data-collective="${index}" rx="4"`).replace("/>", `><title>${escaped(long(each))}</title></rect>`))
       const size = text.length * 6.4, start = max(left, min(x0 + 4, width - size))
-      labels.push({ bad, text, start, y: y0 + 13, end: start + size, now: begin <= tick && tick <= to, back: size > x1 - x0 })
+      labels.push([begin <= tick && tick <= to, bad, text, start, y0 + 13, start + size, size > x1 - x0])
     }
     // A label that would cover a different one is left out. The labels of this moment come first.
-    labels.sort((a, b) => b.now - a.now).forEach((each, index) => {
-      const clear = labels.slice(0, index).every(other => other.hidden || other.y !== each.y || each.end <= other.start || other.end <= each.start)
-      each.hidden = !clear
-      if (!clear) return
-      if (each.back) parts.push(rect("back", each.start - 2, each.y - 10, each.end - each.start, 12))
-      parts.push(words(each.bad ? "red" : "b", each.start, each.y, each.text))
-    })
+    const shown = []
+    for (const [, bad, text, start, at, end, back] of labels.sort((a, b) => b[0] - a[0])) {
+      if (shown.some(([a, b, line]) => line === at && end > a && b > start)) continue
+      shown.push([start, end, at])
+      if (back) parts.push(rect("back", start - 2, at - 10, end - start, 12))
+      parts.push(words(bad ? "red" : "b", start, at, text))
+    }
     upTo(ranks).forEach(rank => {
       parts.push(rect("track", left, y(rank), right - left, thick))
       for (const each of segments[rank].filter(visible)) {
