@@ -584,7 +584,11 @@ def clusters(d: Drawing) -> None:
 
 def post_training(d: Drawing) -> None:
     """The loop of post-training: prompts, answers, rewards, and new weights."""
-    boxes = [("sampler", 16, 58, BLUE), ("checker", 122, 14, GREY), ("trainer", 228, 58, ORANGE)]
+    boxes = [
+        ("sampler", 16, 58, BLUE),
+        ("checker", 122, 14, GREY),
+        ("trainer", 228, 58, ORANGE),
+    ]
     for name, x, y, colour in boxes:
         d.box(x, y, 76, 34, colour, rx=4)
         d.text(x + 38, y + 22, name, "#ffffff", "middle", font_weight=600)
