@@ -156,12 +156,23 @@ if __name__ == "__main__":
     for file in parser().parse_args().files:
         lab_name(file)
 
-from graders import scores, verdict  # noqa
-from graders.dsl import Lab  # noqa
-from graders.protocol import Blank, Judge, Wrong  # noqa
-from graders.step import IntegrationStep, Step, lab_of  # noqa
-from graders.supervisor import RendezvousServer, Supervisor  # noqa
 from worldsize.execution import host_checks  # noqa
+
+NO_SPACE = (
+    f"{host_checks.DISK_FULL}: check.py cannot write its temporary files. Free some space, or "
+    "set the environment variable TMPDIR to a different folder."
+)
+
+try:  # torch imports the package dill, which needs a folder for temporary files
+    from graders import scores, verdict
+    from graders.dsl import Lab
+    from graders.protocol import Blank, Judge, Wrong
+    from graders.step import IntegrationStep, Step, lab_of
+    from graders.supervisor import RendezvousServer, Supervisor
+except OSError as error:
+    if not host_checks.is_disk_full(error):
+        raise
+    sys.exit(NO_SPACE)
 
 INDENT = " " * 8
 
@@ -371,10 +382,7 @@ def main() -> None:
     except OSError as error:
         if not host_checks.is_disk_full(error):
             raise
-        sys.exit(
-            f"{host_checks.DISK_FULL}: check.py cannot write its temporary files. Free some "
-            "space, or set the environment variable TMPDIR to a different folder."
-        )
+        sys.exit(NO_SPACE)
     right = all(graded.right for graded in results)
     scored = [graded for graded in results if graded.scores]
     reasons = []  # why a file was not written

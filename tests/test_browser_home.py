@@ -88,7 +88,7 @@ def test_the_page_is_short_and_small(browser: Browser, site_url: str) -> None:
     loaded: dict[str, int] = {}
     page.on("response", lambda answer: loaded.update({answer.url: len(answer.body())}))
     open_complete(page, site_url)
-    assert page.evaluate("document.querySelector('article').offsetHeight") < 3300
+    assert page.evaluate("document.querySelector('article').offsetHeight") < 3700
     for picture in page.locator(".home-cards img").all():  # they load when they become visible
         picture.scroll_into_view_if_needed()
     page.wait_for_load_state("networkidle")

@@ -778,6 +778,7 @@ def test_a_transcript_is_valid_with_and_without_a_clock(
             }
         ],
         older={},
+        trace_page="",
     )
     assert f"7.2 s in all{end.replace(', SM', '; SM', 1)}." in text
 
