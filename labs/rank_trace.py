@@ -68,7 +68,8 @@ event. Lambdas, comprehensions and class bodies have no events of their own.
 programs that start their own processes: If a program calls torch.multiprocessing.spawn with
 nprocs=N, record it with --nproc-per-node=N. torchrun starts the N ranks, and each rank runs the
 whole program and calls the function of spawn with its rank. The lines before and after spawn
-therefore run N times. A program that starts its ranks with Process cannot be recorded.
+therefore run N times. A program that starts its ranks with multiprocessing.Process cannot be
+recorded.
 """
 SMALL = 16  # the values of tensors with at most this many elements are stored
 SAMPLE = 2048  # about this many elements of a larger tensor enter its checksum
@@ -788,12 +789,12 @@ class Calls:
             if not join or nprocs != world:
                 self.recorder.note(
                     f"the {nprocs} processes of torch.multiprocessing.spawn were not recorded: "
-                    f"this needs --nproc-per-node={nprocs} and join=True"
+                    f"to record them, use --nproc-per-node={nprocs} and join=True"
                 )
                 return original(fn, args, nprocs, join, *others, **options)
             self.recorder.note(
-                "torch.multiprocessing.spawn started no process, "
-                "but each rank called its function"
+                "torch.multiprocessing.spawn started no processes, because torchrun had "
+                "started them, and each rank called the function"
             )
             # The program chooses its own address, and rank 0 must start a store there.
             os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
@@ -803,7 +804,7 @@ class Calls:
         module.spawn = self.torch.multiprocessing.spawn = spawn
 
     def _note_ddp(self) -> None:
-        """Write a note when a recorded part uses DDP, because its collectives are invisible."""
+        """Write a note if a recorded part uses DDP, because the trace lacks its collectives."""
         ddp, recorder = self.torch.nn.parallel.DistributedDataParallel, self.recorder
         is_compiling = self.torch.compiler.is_compiling
         original = ddp.forward
@@ -1618,7 +1619,7 @@ class _TraceWriter:
         for rank, call in enumerate(open_calls):
             if call is None:
                 if self.ranks[rank][-1:] and self.ranks[rank][-1][0] == "X":
-                    continue  # this rank reached its end, so it helps no other rank
+                    continue  # this rank has ended, so it cannot complete any call
                 return False
             if all((rank, id_) in complete for id_ in operation_ids(call)):
                 return False
@@ -2150,142 +2151,142 @@ izLL)TH47DnZXd7vG9t>YV0*XJ-Mj(B;PKrI!I98$Faig6WCNA$wJNPUOZJaX4%>>5aB_Ho{Gab~vyE~
 Ywj?U*9WjHFB)LH4>uZmWow|RihP&j8QGtDJP+hd%bDPGF7FY3cO$~~xa>Xt0Xz5KNv0{Bc+}umIFJf93V%3c>e9J92>
 xvkk(S{5jtS*%}Ks&jDoh#4RUER0z<wnCYoM;bAox-l9J4_d8j+ka`O-yrf8J%Z|czUZ#2D{EgT?taF+PccAu44wcFSt
 `82zwdEbbyxNT%sW7^;nWZlG|{XHn`5ja>9%@;-EMebjSrnK}cNad!y_M<?n)<Ov-EEq>8?*xD$qx^F3+_2%$&_9R+s9
-D#9gELC&5kj`pe&w5ii_!qZsyp_@jl1eSqV_h5NG$GSe0D79etoSi!i9KL(2`pv}{UIY_=XH31kjw6|gR!jcU7Ei-1?#
-JSjify$@w{S02c0vetbOnQ$#v#1iNY^`f?(@NfjDuk_2U2`EXfbDAjYo*`pmYLG<#Ry<tq}$;ml;csXwWe2LLBWbYnOt
-><IC(JS^tt`wdZU4)<xKCJe-8qVL&ZYYD|tojy%EfBow5wc(uV3^W(y=V7t{8WE1wG7}8qWIkjXRcEV2V<UV(20=g`+<
-xQkH6Zl(+CL``7tW3#QD)8Ap+LN`l)=DbkgAO~ZLevO;W5w;LwypyS(JcJ?zv+-P8fE%qk{2&g5vG-$l%=dmH%o5lYHw
-t-gwleTkWSSEjtE+Iuon$qAfZnVFloUWZtPpp#h3zlOc;yQr@?sod*>^P(X%$G<HMk$Mp_n)Znsr>gFjkOk^=;gHg>W8
-KiO4;9Pv#<0?G+X{fRhz$WgcOB}##%5Qv57vmzq4%Qh<8@n&BMhVRW4m2I`+;!58Fm1sxiX8T?x<Mvalsi}zVh(=4od}
-A9hfSbYaGF0j!Z+_V8Lq{3XpmSUyZ456xs^GkEc6oBvJJybEXgav`k8rP&)eS=UQWPfG0l3O;^*FJ&;a_t|2)zflaTb~
-W<vwW{t4w3R)p{XiN*zflAH$Inb~G?4G7jbMp?fAjvcFd<oY>$G=t*09AI}V@a>W6`t!g(M5Zmh63l5e04P}h1nh}R%t
-+3uQjwo9*#4X}6m@6)=mZzhX@a-R3W7YdE`&VFmYncjTN5{S~;?!?J@a0Yk&7v=RkhZY%t$Pb<cyU^DL)Zm+$TAi8c?b
-OEm+JIl0tX!GmLm*Ecq5SNt|P*jD;kb1!QGfpOc=<^%4XI05y>%vvVVco3nOAXn5=u1pgauNixH|iHxwy4+?9SklwYW>
-wV{1Ds`odMAe45o_NAEFC*pF26;!u+0BPj`$o-;rsFD*?4s<-bfVCxfaEWEg>WS#UuoBH2ZJwmpIY6kNn958|zJ~F?*2
-vJ+Y7%K&*^*rYVCzL_7Tq|q%>BB~#P<&xNcbGbg!v>n+XT&?|5;Yt3JwzO98kTc&my>b5T^WjN*fScc8n?<$hGxyTUNQ
-aZkFp!_J_#ae;;(!-c~p==+xTm8XvyN-(~DMAcSoyC`Usa4e2C~<EVV`4*44KA-L4Q7wd$7@U>Bt<%6}H)TMWTHWYtnX
-q6@=!aSN3A75?|uNGLCXLt6w)fufNSyuhvwZCgmD&Z$MoB|9L=YgEK;%2rA$gp?PFL<WSc+c{u%pMa2WI#h+vzMx8;vp
-0ni!UW710zDIK^&FvGTl|$Ht=1R@Nt(1!NNfUtwdvpsh%b%pMSK~f72D8AZQeXW@WulMxEcY&%E&iyDlQGd3FA#JAC~n
-?DhM>B0=1+GP&Ok`+eOFqPg*mop}46p{*8A7K!_X_xAFX8}iG0OZPPA7&AA*<30~KM6u^_Z*9Qi>uRQ6vRH7nx0gYs95
-;yIH6SAcA%X<-E>9GWk9)6!n|Ku&Ho@oZwjmMQu;JO8u+B)%x?%5Js|YD+YmD3yD;M4H>{2>EDQWKb@`Sqc;YPZQHgd5
-6&;|@_fU!vEKBAdb!0k#K>J~#t$tSG)9dl;eqvi&^^I@+W!toitG)k!<VUA<5WL-RYZoAD`bFtq--yLc0gq59>vx_bio
->CorWId1z0=g3~F52vGeavY9Q<Z#Dp8K2*;LaI5DaRn%@ufb;&5lix!3P*q#-#)ck6w`tc&SSwkZ{tY@s@rqIGt2R0nw
-7I(=x`KU`nvYSmma7k+m-3XrvZm>4koR%BTI{$*XR7{1a~Qv_B4}rdmZ?t<|*mLuF-%3D8DNTZ&)`3+NSq+irn@GI1c+
-RqAmKaqi18xjP*FVLIxK+cE5;xO9<SUn~7nwhl(ti|Gx%zh-}blP;qXcZcdHX!qER4|berG!<Z|hf1!A(#@XX``fWr3&
-pQUprH8yQ_S10*_cwva%<;u0xkv1@#-HUvG~<6&!W|=KNIGK$H=gGLjDY*f9xS`&>eO=uS5FpqFTQ+)nJ%3yoj*@EO3i
-*)~wSaRj4g_{Hr?_#>Cv^Z8wmz-SJ7U(?13caEF2*U)Ruu+LwA=jpmQR{AnDGRFSqW66iiP5aU3_IpLYVeOhIO$CWYdI
->h#4aF533kEc?Yvenm^uhB)5uV7uF7FlX6qruX;>*eph6#HFsrk0mQN`x`$2DnbreiNK^F65()FRksbf<LK?$etS7$?E
-w2vHhpx`zPPNUl!;RJudNdLM0w6B_{iN`0U=MAii~?aE-{Rb4Q00o4bMTUFWy^Vc*x-Jvk2=YzdPe{_-zuLOW>LpiKvt
-!A;|4%gDqJCs(U%@pO|J+csRhUT$a!?p%i*5&2FWp_4BSYIama+HJyn^lYADXv06HnWtIzgI*csqfpD9_Li2}q;?Mx5b
-({z^Uj6bM^xkh48_Iq9GCKDPi1mXlAq*Sqp{#gE@M$KUdCepmn$0gjW*l=VK=DUmSl!4D0s=i;FQ(F;!?`G&heyc_bOj
-*Xx?|&#v)w%N%bP;%{rb^d7O4B!HlX#Mr#ikvDZ`@9$fLMf^`S6+)(jNM9$?~nz!`lW-uwkaPdxOZaHq?s-S11M>M&bE
-<du2M}ch?gWsV<m#^6Nek_Enh&6Gel=Xgm(Rq8)GdG2^RUXL|NM;}LG_Ud3_P)3>n}nDuW4(7SE`m1x9h*pO`E5!H;ec
-&0=)~AyMqYYCMg3Ex23$-cJmVOzJOh^~#K^@VIC?Uyov2e5LaB6c10-Ax$)ftPSLdDn3AY%Ox<p&mZ1)WZc`8}H)r!S%
-eLF^)%(J?*lp#7`G%%Rt-<{cGd-muL)GzK(0QOJ&C;jcVUi_&&d-4apH?q@3FXchF>P`Ym%^ri9y7F4aHL@02T~h7_e7
-JyZZwfaO0!$;0I(?%q&-N~ZSGe~2#(f3*rSMSqE}f$S6(rWEuj1bD$yup}>})&Om)JPeEn&~<vHLo#(#LQTj;$wega~8
-2DdivBM*H07%cI(A$2ZjEPAcag+qFsXUy|TI^L>5w7k#(6pmkyGW16RY4a5osmklDc(Q1`DSqU&M7YwhW5+o}qH)6O1D
-wdL9U#`=2gWfqKqJ5@D+wPqkqvo1zjE}fm;g!t>CKe-B3ifdbJwVx?#>G`xOf04-OX(*kI#`>E3b)<T_b)E!S6A(_Kzy
-XOvrHLK>ta7<B9rMSX>F<x-6@`&$gT@_hZE`v>Em%>^xIx9KtO})c?@u1`H1L^ETaGMz28vyB5C`y*m?6RFc%q*YP;op
-Ys%}P<fgIGHh;uQj)GR08Hr(9n#{{^5PRl+Bun(#{i~mPE7WCH%5!>7SYe=jQv5Fb;IU_^g}p#;ab$<n<|0pB>^4yfXi
->Y)cF(7cr&a;xe<Y}A>&wPU3HjE>w?x;lOqlInY1Lllk*+u#jmqNP;Zrw!@>GJ~z6j)pYFO<`syouN@i?rxyN#aY44&&
--+nIXB@&y>Uu-JBxiU<zG4i7Xu>U;U^$F6nDFtTMN+*&94RGQC#?1PjaIkYLyoF;*YUusTH=sEhn@e%JFJKiu-hk`!ei
-%`zZvd4roV>;+5a#Mo#vU7gLgQ>(>45l2A9MfX2Gv*8vnsidI;`#I153RUv5HtHaBf=u=_`$Rt2NPCuO3ZRB4B(d38gT
-S;cT!&GAhn6M_&-&}0eFMbzRAx6*h&SBHQ*CpvjX_3rN=Hw3!!;_X~#bjb|7OO@dA<Pni33?zO#VFFV;Wte|YMi^v>k_
-1dZ_91Opzn<(OssWJ^@n8;aSNf^Xzv3KS&vTE?cf9kb(++`AErySzF=MdU<6MfgK}!h&PR4&qj8I^a(Hk}*kT8L08(AR
-xqF3Q+9Lzmg1Gy4?@pTir#iw$$(S34wdOnMTQb8@zSomP2J34gA<Xfch{<heX{201M`WEAm;b=72>J8_GmB+j^P_0$&Z
-Os&!H&MNMoVn?(kXr5N>@LCV2A2VgV&kts1WtkYD=<RIX&cNG!&m-<mTpefa!sIVNe^Ad%cLxpsqgPIXCF%ef5)x+{D3
-M`OZaf!eR^h={bJupbC#f=Smmkm;sq@~&qRwDI_1x6&Q<(M*f`?l4BRK4n7QtvdtC$;>st{!_nTa$$2_AY|b`^@s5S0K
-J<0`a``Zj*BaYpivjoX{Su#O(pp2BFGRtpw~gUR+l=#960za>g=UBG^;@asNuV*MW7Q+|*Fi4D>vZnoyozNpzN1zJ!<X
->;X_+M-~NZuF{l^F0(#%=E#HAbd8Kva9xf?5bXs)q`{yPZLIM}dPa~3cm!v*HrQ&7Tpbb71i}m4GK3xdkSKNZA>j_{K@
-K+i3t!9_kDlt#KRL6<$94z_NHg&({>5g^s#A=gzhqh6RSI8KwXxQx&X;96s7~|qi?gOk^jIm<XBfeme|#xRHn^}CtEF^
-GWMSKrS>${3IrkB3=K|Q|3LZx3%~C>fAR<v$ha*yY&Y2w-iIu&}N-!ke#=v?oPd_@3cZ+4-6cVBL_U+r#N7zMN%f%6px
-C7WQUT$hG+5XPCnhq)_@)LEqZ9Ch8LtLFs2UpW|L+~U5iKKaDh=U0q)2p4OvL$wHLwX)HglFL#(SGVK8@4>(H-!6jgT=
-lSA{FNTZVB4v8d&SRP1M_@%c>lNOT^kd=3(vFfL(SqQQ0Qeuw|Np38plR(cZ4nNbXmaes9{TX1Be#Q?J0A30n0Gf%uyp
-$!S{k)*Ws*f1W*(Hr92zc;<*V^p1(DHEFIUxvoNrE@RzOxtb@}InhA#B>)}ht-cH^3#z=cLZl<D3EoXQ3;@`N;&s8q-u
-{21?ruMGv`E@+^(c`Wk>kQs>|RZnfScRsts1C2XL*dYlS{aMsu$4YeKBm8s-R#4Ub&h5Rqer-O?mgOwoL^yVlP>HcS<#
-V9f`FfR!b#>GSQfl9z$Y=L>96cw9=7WWa{!7lEtWF`tnQD3TKzJEsKN_5u#D}qO=~U6E%L})H6(zbZTWcXj_E^PwZe%x
-@L`!HmP`;3HX-RAfLHdOL1~#SW=S#N(J|e+>gZn+wH`69g-d{tP8c1HntHW5FBTpoz$A*Y#t|~#`WzcY-VFx>D#T?#!S
-1RQ)Yz?BeyoIeuL7CcYVxE$g2o_-ktTInFKi_<vGxC=i29T;Y+QYpU)-^)U0y~Q>=2St+D~=(*NvOdj4*2<zL+lv<1*w
-_P-~^HmffB%DR1fa#{9Y-rXr75vwk%O;>!zD{wt<yKcb7Ftf@}dO<HJD@Y<yv%+Ve?=Rs%fT>c6+1dS?c)6xLiD$)Bz_
-k_4bv0Qv<@fEFho=?_^kZRP!%U&y$*sR5Ch55NJhX11caE<(=xjcC-(ds8aOkQK$v5lxPFt)<^P@J+u>#-v;%F4?^}=6
-q@s4-ml{eD<iq{=}>SGRI{~wmvelu`;w`1&w5}0#vVP6XKGLqUGhD$vh16L$9kfw<Lc)E;>+Y!^$VEpk<eJNX4kny4@2
-H2*-3XCGPOHEt?+1ptRJ|`c^RO|yAD(e&jEf43)Ts>D*6)blr)Mc{H>u=K4Udt<oU82$&Hn#~&?>jM7XlKi74!?-NAkA
-;yAqE){-QMh?-p~#{4QK3H1BL=X@4Jqsam!b3g@}_0ZkI&dPphTEok*;bp~PYF>?q2Ju0c4n7Mpl#?%u!mJdUjFzklz0
-PJ6Ho{fX?>%WnMrS1?37!>d_<pmExXCdwv8y>SCr@83_=1kx9E>&v96hXeUd4H+UMq>S>5a5ivu;Ri8xftfpbctSmbVm
-(a5P^ZcZ-h`tf)m8Op;hZ~FhZKw=vk>*hAFo~h5`IylKq-zexA?cYW>kM)cDQ##OA1)~4(sXJGInxUkF~7&9J=a5&Ume
-6s!t-9Em`io=DN{Uen$d%@ccW=)Bu;7SX;(5F1iU4<eo{8gL&ZbK?@t=i>n?;9uC!;#{q|&;95f@>(6^QLrc6FewEo=k
-CdNsY^a}#HcuAA`QCC_%cJs1XMQiZ@+={5Y}K2-$Q<Gye!@4jCalciv`}M|pC7jG^Ns$PXG=*YX2?HiY>52QYMJ>7YAx
-eoa6S7652Rhc`DUNF(#PiOl&#h~SKsKfh`>CTEI0TtJ6`G!-N<p}o&=`KOZmZNO8((5|Ex3W+hBd`&$`=eK*O%xrf4Dy
-^u`lm9=XN~-24EyY`1w^t?AC5>7DZ*|LUkDnvp6sn$$*uWOd4fj*G;9KUbvbS01#=5$)R&pSxOiBn(Z>3!kA3UU-^~*j
-&n&mmRcsqu5af!lBd+f|5O{J+8D@z8uC!ovIanh5Y$OL^|j4n3L3y_nij(XV|GdOQfk4E6%DTmFk<ihgda?H#50^!Jje
-;m0;-krwX`N5a-oLrsUUliwsnHA#8NJm0T;yAEHbR=Fo&cDQ`r878N6r5vYwUFFD2N0?~}PsGh#^<)BJf6>|}RfKIDnU
--tV@@2YcGUY(bLW%*d}1}Ut%4|=T@g0%?GD)l>Y1((;FaCCw@Ec{gp&{v9Gys|<F{OLYkM5bZUsm#OioUYz|-{X?h!QN
-Bnx%4cElJX^<aBz(b4!&ZuRSPkS@!R1q1XnhWwWq^XF{ix`{o|S&Rm>MvH%wbL^Hi5%DpzhQnxC=3R@J~jPRK;JA4l?D
-cdk_Zas47Z!tb!~v3|*98egzw5^4Te6CfqmSCd}BF=q&RBQ-7tLd1fiMNSqcnbbO&Q%}z5=~JXVEH#gs;t{4C;6jxHKO
-zpS${1u?qPgVUG$HzJmhHAGWA3tLX6YHuK}7>Hrmkh|c&;Z$wv$b<9$ew6m|3>MwR75<+FjXAGJAmx0>uws)m0`=b_bE
-H2-W2)5i7;57Cg2gj=HvCVaukzxJq#8wzYcfGN7|;ftDdpd2yZeNW_-VOQ_WWKLn%!-`B5wfr&w&cF=KY2(&L;a4<bf1
-XM4dO)Sh2Tr6GpY~A)ve(rVe4FoIPgM59NTo=2DBaE8s5%VXtZ(++Pi^{#X6gXhW$o&WA2I_jV34EH&<q8?w;GEwPFIe
-OEJk&HKp+Zv=YLu^E%%4i`hsi}axmv23dw)1`qfq9bBa-qnN_dpVyqHs~%9;(T(MKrp{e=xm4f|Og#zw^|%qbQD@^2y%
-nsm%IO$P8mIM)d@TL@fOBYB=UE#?%dqMQ&Y5~LD9r!4$I7XPHbs6}L4eXo#HgXVeltBO&@!lazc%qx93-;t98bys~ahv
-VCEWbL1HD{pdS2fdc})>TSFd}c0$X5C;?9B9x#!Wm}=(PU}NbA5rSccfy4@8z&PoTG<ZfwZ*mi5wc6Dlb%&c@tL_3>jx
-U#xGB4lPXD!cAon6HGNjHjS^bZL65AkQ)P|4cOL{@a!e4<=eTfa&X*ANB=U+Z_>d$kp3x#J{rEEVRD=#9CkIO}xUBVb#
-F6xpnXAe(+IOtKOYahzVo!DHOQZz#ti@`bA@cd6@^lss={P!+h7$2pR4X>Q-LDt=(G1g~e?+M&{;0g6!B=GE$qXUJBVr
-Oowtmt^zjwfxrxS%kx^6)25UmGi-L8E)&9^QT5ccT!)d*VV@@fXhoUc%{JTReepf*J|=XbSrh-u$C4zJFOJWO%Kak6x}
-ecrk*%7`fz$@*NO=QlwX-{;9s01a1DeCwSC)sH|T&kWQ%RlxGuilD}tO0*H^SoR3AuS40>aDG-{Qg?LR#Dj4cHxj!E!A
-^G(XX!Wi`1Ff#K{T7|Ku^I2p5YRH5b<8pC2m!J4p-K6dGkv?EBhAqaB)E4poVh^a`;;bd5GuTC4E+`7r#lK^v}Dbh^?R
-TqTpXDAXOB}a|316#uox6ZH83zso8=ST&~|72;_YaK30#{NgRxn0VbKJ%*L&-YhzcQ%pHgr65ITnE+irbdiAF3*Pb!t)
-u;MZVVLzZEx`zZOjU$GY8k#2c<xMMLt2{-TtzRh->U$Y-}244>Khdj%MwB+tUhrO+=b?e41F2c^@Ev}TAmD120uZsu(m
-;%ZQUL<^~G`?+7D3#1ax@l*_YjJq+@9!9>8`hZ_PX(;xcBkkoOx(vQ)8KYr#N?$x17=xqTInZr926_mMl~<>ZcE`9qMP
-eVRlCTzz5oQY`vK_9MWRuSc-w7HD5&`>&Tp_77?DV8`N=Slsidwvym#5pwKEbyrVLybmo9{mw7EaMaaMwPNJV`M<T%mV
-a#BEId{2rsiUSe`+o<ss%40@?8}!ym7@VO0nLi*;TQvgd<<}ld>-wcA4t7zCLvwsSj}<EZcsjs&#BRD!-`#{k9UWVVAx
-Izm?QqlG=B_P86<G(O=Jb4n;BprRsgAxfJu+i~FQJiG%;JqQxr4z_m+^!7eZ92pwE)(ytss!$e5>(@3|&4@0Q$S-hkfa
->u^ujnBDQOjMqc+S!)QJQ`KPlR?4P4-k0#)PTfdcJVlpe*I4VBE@>=&U_+WJ!(f>5)t@I_JBNzZx-m+?8ZmNBZVIrMX>
-LhJK=U)k1Aikbu2aDBevbvuB9I?iaX$V$HCedd@%11$m4qKV<xZb@s{)||9Io5Gw8_05p@6D>7BU_i)!_Jhzp9sey;TI
->Q4A^Hn>~jzy4X!)7}PM*<*ja8K`R}d#@|v@OD)Ck;BY<ONgb`L%jMxyQKU&S?k9dpi$rOy${0i%{qBfQy9u?27Cmp4l
-QY>^&<&<dcPkpg8G`0pci{)Se?t@sOiEwUob3-V;fiC35~ihW$^qBa%$*@zx+#Rh3Trc60g@xPkUx|%$+>MrRVHfw2oZ
-3AgV`pczeq<>S!WO3x{7k);Qu!iR;IixBAgt*WB&oWw%E-(;o}r*Y$UUE_~LWfmgN_^#~#)N7S>)@PB&JI~eVIq<?!7^
-FX|hq$SJm=t$1+;8y<4G^d(akXn@;DL)8HvDj<CXfKC45YXg-yMqw!{7xp_OAqy}6e(Hrr>MMXd6Na$&hF}O*o!VM4-r
-VP9Lp1f_QGPW|ND2}e2t3`BqmJkZ<0+a!o%lJzgC7TTV>aFm&yZ%yQsF~L*|g5>h<Ko-s=Phr46OvUzT$i?ois~t0m%t
-lC)8jlq%ItB}=8bzVVP^TsA$gSiO)L9U7}@7|kHUI3F1EB#1_)Cgi_#ijU6bsNG(Lj(9Mw;#IN^9Oh62@%n@J$@TSh;C
-#|M@4f9^`~Ig?I@P7q<%eq7-n@U&pHuPq+xc~JA;oj6cpF~f)jH?%i?^2-R3|=*ucxupS?D_J`$bYMPmH;ryr%MJ-Lv>
-y^)agqpgqgxwOZE~*RQYNVj$Cgzpr|^tJZ>ftXhkDO0EH0|NQLDxvCZGTHvSE^4<92`VGpzKA)W>Zxn3ABSNQlzItTj@
-k<V&L&9Tri-bor)MQ?5ZQAXh^<!%7`uy$dw^Ou+$4%A-pOkQ&p)oXm+UuOFjJtUoWZp(*`#Qc$7f*qcKjlSo*S=5bljK
-aBmS%cQEzqcM(j@^z|Ld)jyHAfqlWj{zn>2adA*^e(pL4oYZFdCXIVSQUriI%uq_2j~l#P>ZO421p%oC6Kp<Z{))b=5C
-vJVSdL!Aq!(>qg*-wL)!*jPAdE*I$fuU}I}ugoxTF#+%wsqXU8fgzjvw~!K+_(Fv$zV6dDYRF@2j`>tL=lef|`2Na_RP
-E>ZTXvH`j*;Pp)~E$R6IEY5I(fE8=PEBZdF^#PPw#2zFxl))yZC&CYHP99bdWBIt)vA_DovaUo8p{x(ZnjA&v}XnVyD-
-wgB{-Tt8`5O-}$wo+Aha)&%jpTTh!?^w*XeVd(~pd&m&Mf*?j?hhNw{YC0T9dzHb-l*N_%d^D46~L4p~vsv$gjNVQ`ks
-%4u`s6%I#2-0XEFyn;I^&+A2__zJAj)~s!@25vM_`F0@YAwhHU!^rqt-&)*97eOs@)QQOkOUcRL7zT7I<TPru`MC`oxV
-mvN4=8TI4f~UDivhMb?mP+#Xcx{xV-2Jfv7jmUiYiW5<9Y9DQps_zodE+X%U|-;_3Y&ULzrIY*|pnyIThjGU~P!ft3hZ
-C#2Vt?pG;5>N77PdBhDrsg9Yb=^~qb_!RFTt=qE3LOgFzO%M>%4{6bE$Wr6%b-TZ)bj5}rYF*Q2@<2Qo>-y6py>_Gy?S
-Md3U5i-~$q_e5i>I(U$?=p(leRhsdkqmqze?Qxe}cMUQ?n6tvrgxVaNl5|Gy6ayNrXEpQcxGJypP9|;~>Vh{#4Hus$U4
-kuRhB+0wv+pA^MT%Tu$$Ltr>(;WE$yp_6*xw9AJA4H>`1?dK>{0@Msv@`DOl*L@2O&y~rLyM|N$B=#Z==*)+M0Kc<*s$
-vRAeaM3#m{vK1?69kpT|E8QJ-mC4+l9JthmfaVBoh+(MZCfsyfWyU$nI{b{eUj2@5TuFt&I#C;@AN?*&C|%>4xFhCvam
-=dtm;rPnf=;O2TqE0)r>EGTE>x=l}$VCwPGP?iIo@T*r5ats5Q<<&KooFif6~mrw3@&Wt+l-EL_Y>T!<b9Z1iWh{xfiB
-g{|F(zV>iSGNjGe520JMMN*XDl@A$NoW+Rg#&QkVN*kFr!!yU5vayiwy*|E0T%01AH+S$;WII>ELnF0f3|0Fsee~d2^<
-fcD1H+h{-o-Bhvp)R&&hZ+<&*g3H8ZB8Z$;5}Dm^yw$C~8J>wx>U>cq#J^kcg%z)*g3(Q)1uJ3DPCQr6i85)yppF$i4r
-puC3^@2YNEgsOwzpkzCi-1n>k`ZO|g#G*|7`#u?kAv4&CMShk|rzuZ$4OCDxm7*$@~9fzTEFxZqxb$|F@|JQM!ugJ#QL
-$&{3S$iZ*eQfh08Mnm};4cqTOMMwJCsldXz18b!KYlaAPW4TEnOs(>*XiUONwcvz$*S#pUteCFVW;-ydVUt4)msy@U1M
-wNWxYykZ)qpoy~MtcV0^vT+AO=nKEJU!l~--=;_|Y8Npj<px7YD>YK;~0pm802u!MDe(SCS-j{<wakF28CW)+>G?WVP2
-X<)B4nJR_KV&@{y+5pk7ETvvuifE0$9Ct?^5O{uvR#mN&x(<+3Fxg@2;ZNH03AeVlM|DxTvvlB%tq5^aHD7e(1}&CfCT
-+(v5f-%W+E02}p$-rPH9uV}8cYg+^RHlWO4POa&?B#`RqnJi)jJC<+K3z~1z;kofn_ivB@jA5w<65!ZReuoR9prZ<~NE
-4_yL(vJwH<^MN?KUMM;$+Yo1dZn#a0uwno5~zz?+wGXs7{pM;nahXpL{3;O3qz^<@t<+|Y>`8j-%FjsaCeSD*S@&S(e)
--->xooWH%ANg&(USlDjS^H9XOQYV*qXAGa)w0Gd4!zBog(miasMhXvE=_$}FnJBB7Sz*yl&@@*Ln*H1v+ALDaGhS+lPs
-gX!Nt!EZkjzd>3a3<@Vj01***L8NBf{{f!zxYw22lEPJ=al7tWb!NuCR@PDb;x{W(*_t>Tp?Xnbar=NGjCI1_q~bPm7_
-@4E&9c#hj}o#y~TB*nuM*Nhi|vcwFZ*-13%J>--WBF<gqx>6<1tm(zg`UV>Qsq>;*A$7k2OXcV<tm)Y6ueK&iroirW&#
-vC|;PPn8$!ybh@W;$=d&;WbeQMoR8DrSeW|U>!q1q%qZ}?N{iM6>suWG!yF&42XrpIse6W(CxL6^1LGH9hoh{k_jQ>FF
-<$t47dCG1%iSvIEwx;gp^le<;%bVy598@s>W{z45{-Cyo+4ba1?DwG8^_W8ouew~hb8{vQvi)$div>PmwW}I{nHa#G9*
-xA^Xss$-`pp4tk*tGXX#-wBDpmS!ya;6bvE1@8QCcB`4LqHhW4_U}I=>Sx`-F;?HkM|bJs%&>|ntJ=7$KC=;%7tYeMti
-tV_E*}|_b{keoZw2&PhTwOR-a~W4jPw@g|ezGn`GNeXw`G7b;Xz5M)o3J<q2zP{B>Xl-C*l28&!VihYey)21MZCyqSRN
-?T2aZ6}N#?%>5E{eNxdh-xZc~-fiG3&vj2|EK=Hp=~N<;eVEu=-Vy3+J|<~C7U}LcWiDS!b9*?f5bI@0tQIhE(wEx%Hn
-qLN^XDv!KjlcIiLm%G<g+rc!9c^iSR;^omNp?5HJbKOhfRcgc@jaMHjue8>2kg)Z!B__L5}Y(?OTPL56<@LDT(|u4nMh
-xA4QS1@jq+ovtnebpG)o=0#n~{VSlpw>DukaMg5EbFQOApVR9zS5hdJU1bF|YcXlyPZUVFV1jfMD8(CPqW)numMnH;i@
-?*GZ9=cq;`B|9WH<Q-+6Qf|CbyPU=MH5UFlR1ew%U~|PPMDWPx@sftI8-uRG`Q&g!nc$xUJ12xo&(2jO}%OUT%zbUS*(
-5%M{ZCu|La{cPh-ckIR9lgxdZpr4mHZ><8{^NgDt+blQI#cd9t_;#nq{L#$}5Xb=Fru%~MTP4)s*p-r1gG9qOqR>uj%j
-8gy#?#BV#h&!<HiNTezP=Lc#6M;vP}`(4mFjUoSd>$IKT1^<5Ar9WbYG{{`7Q#NVpLud#!<xruVDFTUb>Idd1RlZ<a4s
-3O&q5wND(mObl#mnN*k*Q)UdN8(DVP?sm60KJ&%^J7PH<r=t6lbn~-Qj?Bw0Yi4@zQ7fz)k_WaHE%jaVO~6wZt3e`^Y6
-}>5hK_CvT`Kss-1sXo0+0dA_|i{OH$tVhc$gj8X8OKcG0@J9*RspN~zMl{@$@o>mF55mM`GdlEd6!cI=WwpzRwmz+{<<
-+fLYrgNq%R$M{4or~t$Y<^%-`k~_WP_imR{P}F1;M|&ajGhJ8`FZE<Tj49vVAyk@V>|ZwGS+Ohx9xLq_lK`aiu<7bLlj
-1|7>J(cH>`$Ab&^&;u33tw-Y0L~yt%OTn)0Z-s`)pcTlYJc$sPUshX2KP{e-%*#p>1pZPJCsTjNL0iXp8Gi*M4o5A+f)
-i(7E}#oW8_HFK8X&;-^ivWGQQ3vp*gs@3cCPuo3BO`3}BCUDHtcno-WFVTJG*m`&L{{hd?Rb2
+D#9gELC&5kj`pe&w5ii_!qZsyp_@jl1lDscif?m?37yNxU`NSV_dwlIIkl+xEZzo+@xVYR8!#{MNT#UOlE1X~vpX10#9
+0;lZIy0;B2{)mA$HgWgE2EUnhlLT;-%8{4lezCVj<v9{N1=bsp3;Zi)-^TJwo^gr7UnN9~dH<jc|6k<yg8(gScsX;%Gl
+wyA(_zUuF-<`j;fcJzo>PF2eTY;Uu(932K>AV{#O7ND2-#p&*r2tu3L@eqA^mY`5C9Y~n!_Lt11zr<SbaQP_!{+~@90q
+?bjuyoof+0^=*uWaOa4n<*Ji1wPw(d$P6`p+!140kN|xw27!VRzQzx>pH>^&BDL`n~qhZQKpY9c~uh?VOrUHS<0Gpvlf
+T0c2hQMD=mmS>C{|~feM7yvZKIg_yUQEa)5ga)^L^I3OmLW$Ya7-q&^MC)89K^QH-9oNgW>s6*bbbXmq=+(i<Grf|48{
+nY0y*HwKekMfwp#H6)<Cv(%r6(}x_63tyrwSek;Ejy@|Q;>T>fvORM4wPQHtTv6FpD=x0|^-u|eWUjpLRWklSwVIlW*u
+ZGiC(JkY2Lt#Y3@<~aNAj+S-9dEtAq_eQ9MV?u($xxH4QH1pXT4+X@rI^@OaBNLE?EyDgfB&tf`Ndm>{gExdw>2l$BNL
+Ka~o%o>0d6ImO;!k_FJtNQl?a%lvXkvDJe(;lOp3#{vNu3@*^96rQ3;d{(u6twKw?8a4L5n5cR5d^#MVzp1t`{x%f~9&
+#GB>I0y?XG~<Y}HACDYP=mSq(rS4+d<kC*qBT~%2(y1T#<!NKFm`n88|zN}dIaD4l$b6076_>kJKws{poSNxHUETNpoc
+6|ai4d<Uw)~MH74-Pp>8?!fW$olsqQ)=fw`jL*b?=P3B|;RysYeEjf0V#FDSzpIK40;Hjv4>R|(4XfZZFR!*fHCqQhP3
+@I(29>RMaihogFb6Nye~7i(XN{e2?7SXe=Ia|n=Do{ZctYNstZG37u9x(is1f@_zUtgN1h4h$>N%+cmadYuD=`cbOP)Z
+}ZN3e*}Ix>`FTRV-Vw&j5_Th}ohWN0zyG*O~bKLCXmr@R<0YBxjqT*>g<Gid(@!qP+&H_xD)@S5L^4qfcoZVv~>2kpsE
+UUhdZ_H`>i|y~+L%nTzp*uG;hpM+Ti*yI|woH~G7aT?&M-O$FtFh%+Od!~q_alindGBt9LN8u((J@DIMWma=@XmXo>-5
+736<2o0^$1WTAllj7sc4FcH$3-j#GKF~U&wIs``AH4Q=?MWpr1;<%{1>-!BqgY(oR*@R^TmS^mv`g<<j+WVDf=CT$$ZK
+|A^-Q3IB4hET<YZt(C^d*P6kevgO4|m$%Mw2B@*r3^fuNOWEHu?)26Y(#ZS~)D#aRd%1)*7)HI%jI_v}n>9K^1Rh-+S*
+zv&KNzX^N&ey~UoP^?Vucf)>PcY`o*JYy%`zRPH<#gj$ie&M~nJmrS`@<P)+%{j)*jqte71CCwndE8qY@c6o#sh2DkT<
+z^;P$|a^BB~9@$Uunb0lmu;h2!Ji>)<9{MTSlALA-5Y#Qtn}_9m<|lCy5uJJ%{gO4=GDx5UatH$1zP&QD63JH9-j?tJ)
+{E~AaycmT8k0~=s064Q@pW)*O|(uTU;5K{69>wd?a+4iWpLGOIn>xS@%hLep_YDk#lyewH4PoCRuGuB+}x6pS-nmb`-=
+j8073x%gt2On7v<br_i#EXkIJ7OPm8o*Q~pOi~Krvtci22aW{h<4zq&vE5rQ)F-s#*}d>!NQ|gWCLF6k_aT6^k}@L!wZ
+frm9;>$B<mQBF(;T3tT9%(>0M;4i#Qsog;=_$pP=$-KX~%08y^3J8$9iggQ=-j(N=3U?fp<$8Davo5!03;n8GxA1>m+@
+V4zGK$UT;Nz(X7ebFl6XhlQAqdgFEs!zpfKWY^b9|CFtRk@aGegHy2C-`}LmXvE#2`U%=SHsgbVCmKx!80w*tYr=Q4%l
+Q6wtkpvCD-tMZe!vv-wre(~RI=RKxtxI8!gB8Vhe%9;HO#YUHS5pBf8jAQY@U!mgXkZ7NE>vA-OlTf{=2BwFKsv&CJir
+QYyb<~q8vi&v`7_dOCJB~j)gHXcX`_lq-=M5((Ck(K?B^OAjsD>bfNa8URR^}V=#XjM<Z3Ft&0S@PYuL4PytYQ=5L=?S
+>bVIOuLS~{TSS%vH9bv6sBzTHRk(u(c~*wSExmn8p~*~v@U`9yD!DC*PN;4WswqLjJg5tnY7;oXPpcAXyZ$3`>Wtj>V~
+qXhIX<#zJF~0>G=N1w=bRrx<rplJe^R9$4ZIGz8*fiw<(CPqbOV>r0U$!amMCupnKQ(?S9zzHFi(Vg9cl|<cGif3tP?(
+S~h6Y!DVm-x!E!@@x#g0DqB3=WX9+X->;V&T7o;*VGl*VEJx_%+k~1O6_NI*@E$#zrx@DsPif|9*8QMYhW{wkvZuYJWj
+3i@Py_^gCGos-Ar}=DIRHa(aXiOuz1dTl+>_)dx$kH!c#_LlRE(GL7{C{c#(ksh`G43AD%U8PVG9aga+Ek_^{}{<GP`r
+2>Dq<Mmm8Y*9k#KE<9<@Tp?R~8r&J!tU`jBfs*%y!HAd_;m4*jbeB5ANPAoT6d_|FS`TFK9{ka)T%J^Ko)0tZy9k@g2+
+2|2XuBOY6EaOpNo5kReC}HO-w!I&VEh}P8{3~U>A76Cdp7hKW;%t>iayOFMM?B4I{I$I=uFNJOrpj3For{a0jeo}`L|c
+BFl0rCO8w@%zHkgr@o={Q$6sZ9hlhDsN-zyKtB|I^5aXOBk3~MLql!Z_#9ozs3S3|O>e(cqGr+>mN2Bj|1RyEsw!$F=(
+mT$FUF<jpco+k6GZZl;F8yF1?Ci!<~_Sl|1`UCZgI~0KZ)BZ_+yR8?0YR{hhLGO+1bkR$BLaw@#NK>=NV5aWEmI05fMO
+K%Ty8)j9VB4F*zk~qOh@(#5s9UwY%itC6!@hA}!G0+`)V)jRs6YjYHR?OMH+-a4sv$eu4)!HB4s}b|vwG~l4y*Jr9Fb$
+|$r~ZU7;j4X2e;8a_xV<-w%YO4HMy+H`Nwu`68x7W_|JS_-w8(FZ7yitWc!%rDc=vVV#H;G2yL`l<xW;2kIT)&tEdFYi
+q?(bE`bWNB-odGcHN+N&WLEAsnNE3=f<eHW*g%pE?szKvw;cHh?RnU9AXks_NQ@iRTdMADaum%$%&5QrozQ-xAgss3;N
+YnyDShNsqHLN2GqLPkD171`bk=w>O*&mw<xmf!rkHMdP4emTp0bf*9#Eopn4ty99YgHdLxUlfP5i16uwB>J}q|Myb8=k
+#-rM9Ip3P{dW^YgthCJ^v67>p6@Ny8o0cZ?GET&vxgW_A)^`6+sNM>7nU(UKo)cCWXrC0n3qN@5S!!V~&|4hY;k3EPQy
+05Ulmc4RuCv|qY2&F?fcYN@D%$$8u~K5ewec-sH!KroyH{GZmwBWs4o9Q1cz5{J4WB%f;I}UV`JozCyOQdT^lUs1YkqK
+}Cpnzw`qp-)Ua@={2EHw}9i$?H1F^#c4UhW5e*3X&T|bO$83}*ai9W98Ga&mQ<wp)}$}^`)AmW#rlcReM%Ws^=JI9VUj
+MSl^&le_?*R$*~;pLbPdWzhXpuOyzU-4in0T_cRM=Hm(*z1fr!-OWC6s&muy!JyYt{cS6zRrlS2s?f-ZO6fcm7Ef@93%
+s{CA9_|{oI|D_dG~#qAmVURdE2`ptNuDy8*URL1PX0#Mi6<euL?;OVUDUo}b|HkAxk_m`A)oB<!X{$)xWrpz(|KPaGqj
+x+lFe`947-{Aj^|hi!Rm83)=D)%AvAcCz5Bx|jk5iM^JwscpyXkt7###NsZ`kx&sikx-%k5V)}5pt6Iw)tU~t6Tf6kQd
+tISTs#N}aijtid-Ja(1D9_112|oGQL8QWdwoLS9&e^m^4<oIAi3pGSw;gtwsW994AQYu_W;0x`QVCtR;xK+QN)Hak<GT
+AW}?GaW36hPR7p`2G{|O=!DA^#eP)nyFwc?M41Z)w3=Qivl`=U9c<fz8ME<3IR1RoLwI?cGhwQvWq2?GOUFe`@giK7tl
+|}Wi9F77DBv;%aumb(kXi$$B(rR&IgWhF>6eVe?_JfrW{$ha<iE4SQ4BozNwIEfm`j^x@4e&`Vf2^y=p3l}K;kdnvpma
+;K-0BsGFPcC+FWuhc9KjlE-B~BJ2P*-60JTA=a$ze0yNwsu6%KLM>7AUhOqbC1lz-g667F?i9Vq`b6g2}q52PlPr&kiT
+<&`gSCp>!qRM(M3!J4ZyWuwcikDWR4pfz11V-<CmgA_!2(Gh7ds6-oU{E?m!{Q<7RnXL`BS|eA7N;DDj0=JB9M?WNd9e
+qd~gnIOY&Hlm{GsdH*I`mJ@?D4T3LL${n{EFkTS+nXC<L56~R(F-cS5<AS^{Mk^nGUMc{QTmqDH1(aiu4&qaONLh%90H
+(?8Ry+of2}`c5xQ@-h9q|#M-$4Ho1a_QF^nK7##>z)YWl{l%8{D2TWpR@3ImliMKJZ9?a8^&g0!;nK#8s=)HaW_Vf{U5
+!dp41SIYNHjI~>ny<FMbFQX?%8C3$9d6rR_}~y%r_;gJblnhDi9jN0UK!$G!pHP#XQ^z7UE7eJM-6dXI7hUfy32+w&-V
+@Ce%)ZPFNH{jxxZV2wz&q@I&Ty8HtDh|2jLR2Hm`hGJ2qgKT}@QB2|{d{reK084P&&oYc!JkRi)pXcB<KJFYeSU@MeNm
+JwqV=W=C?GR=tjgtIwZjkED%toi5%#;tjoH!fj2Ot4Xe_kfO_27g(<5$#qUN(0n^UM}Vs@!^(mxFS8KoNNa+3lMVv__M
+v!oFtNA)->6I7&m1k1wp%?)<VNJU@D#gO6F=bQHhQZDD(_q#Bkkl8KB4MqG<kRo+odWf*nn5AY=2dI31(AX%ByWt!Hn2
+_*4~{`O<#v-t%%i93873hrliM^m?4pcYzD1#Bo~>w)rMp->X^R#(zL?aC2h+hp+v-P6uu~}2kJzPpFZ^r(<Gf**$vuOV
+Zjr7-jl9b<D*R~o@N5R<u%A>F4j_<Tp5<sWPnmp|04Gz@&9%^@m+_chYRaM?WB!ugoqHw*=HxUrZ}6&iEwg#y9t}wm{$
+6BE4DGyZs?R*VZ+F+&8pv^G~>Y^GZXS$LZ5eM{bwdY&PaI<bU?cHx!eR(E9d94i32t3oWc~V+;*#M0J`))JIJ2D+gtfp
+Hv??}w3hwvNwLkUi@vgM-=18S{g;<|N=U@2%WBgVpYaM@58SRBurbW6@{?ZB3(5+TNYt$G+2@N*I1pf}RAP2^zb0O;DN
+h1jF%@uaMRQ$ER!#YRI~d}rg#!JG*w-*q=m&J`4~$7VZbT2Q>*<~2D~?8+58ij!z%U%TDt7YCI=<5uE7JU^O>?Zk*TFb
+U1$({lS6sZ~op|N(w7=rnhoAb&1K9tECAQxT+}^br`vnE&99-C!!n};6_J-k7FUr6bNe!gwDFD1_#>MSWYHBe4_@_Rht
+t-fQQ4|Ag(_jTgk=msuE)nkSEC!#Gk7O$Lfen>)ih-6Fb!D!eE2;{XyA$d%S?Be~>T1vEmBTJkX$_m(gr)bLm@2fh<u%
+7;M8uHh$M6uGjEHV;c2RF=N2P`{cC7(J0igF?N7K0FE4M-@$^_R=BJQWvQgKiuh{;d_w0L%SWrW=zoLP%aJT-Uk-+La1
+T=w6;_dTaQ*oOW@cI#y~{{HhAqMhM6EkMvX?L-r06Qka^0j&4$r)mP}i@Nn?($tHB{Md#Jkr7gc|3#b|IJ@vm8N0yDox
+Dh)UPrNBtYN5A<ppozRFUec`m=D(ovK3$Mv+;FdgG60Fn<ZZC{dskN0?ju+uT2@KRi3!ySgO>tbK>|CT$s1Ijjd^R(%d
+#^&w}xRx{PNlFODXcV2T3=_<b?fjoHr0cL7|OHHgT;~F>M1POA_B*?)$@G7B&4e`ZQFDDO&>M`ViV^MIeA(HjyJ)EH>5
+Dh=qZ0=3UPdPT!Z%CWBjNyE5xvb?;`PMT(BwTr~kT<sKv0r2k@ejZ48(I@q=5Si5G0N`}+ZX*tf6TL`Boi~_A2c?EglV
+<R`~<a@@nX21{euV6uHSs+&)oH6^L5Hr>z%8w`dLI^-cgpTeV83D^@nccxN=VdQ{|=n5;G<L@Rxtq8TD<jz7A+zdN!b8
+*KSiZkp+6=i7>BU<7sYwnOnBoysg%BXV3J``Hz2fR1(cdl^RWIBSEq{Wn#)j;=i9O()24YUF8S^Zi&xbEjtp1rsjpuPz
+EnN%|>i4<;#-~+PhKgC<Eb8>IOl{p41*!+AE(F<D*X13O`T&d?O;Ab9v=SYRJP+1O7AY)ZQ!7)QS~n)saf|P2EGR8pdO
+q+`r&Y8HGwP^!!r=+$)Il>g!YTYr91TD!mXky4^~ymE;dmrUr9p;-Zu{B0!6Zk;n+tMwXYHVswFMMqE@+U-_g^CEkj;h
+(JK6)p#)beW(Z5xht>E%fPaHEO>(yR^11^Rtr&FglCodow$O_Gfp@<!5tR<Dh22(#V%f1u?7BgA1@-)u;^6gMR`tF55n
+(pN$Ozl4fI@k7DP$;5>Gg|Mg~V^vDvDH7{&PQxEO*f8^_wy;i{O^-iQ8i&5bJNi>e!@Et`3&%P^HIHx<p#*kG$_U?3-C
+qT7!ndB{6gs{XisLmqK?Som1KWHOB}*fNPUf2;|RlIyEUui%(71ig_O7Xu+;LD3>7i<3-hoy@7XX!P_c(jJzYM@{hvQ;
+vM0%7Gsd2UcYaGA+?ua&DRs{b<W}Ta__)*)p^A4CkPt0U1-*GIl)IlOx;7rdSWI@P^DRTj4%BZB6a2>?WDLKn8*0hp*}
+?6DPZaNLGaE@|B2{;#LbD+Ym=x+pw@@Q(s&qxOCfEJ$4z;S++pSkf*%3PI@F_OXwvA>wsSf(tz*l*S^5SAW%E#xHJUX7
+cMx;o+SdRm(L~^<_Ip9u6wp_`-(sJy7xGO6$e7TzD%x*UBsbB&Gm@+liIhi<&#C_-XjYfNo3^y19Jm)z1c)WP3CfijBR
+kv?}!(y@p~R>8j={Isfj_#*DvNzCHKSRBF<bb)y%y=9Jx^_^UtA5`F$n4)?=R1sa0jo2G!^zl)(SO2Bn7m-VS4<Vio2T
+ivamI5eZE?W}7Ah_#m9?1ez^GG^~+4Pn;HWid0cf2owoY37}IJ{veBg(qGgfGOj*k$f-f|y!utesA6GKPG;u$KAi8!$$
+`47zL&#+?>OZ4Pr8*iIkKZ+%R}rcr6F)L7ecdcFewf+=pW&Xvx6|RH0HU!z|=cZLB#iR*dESd#jOZi+V?~bjZKvoD*U_
+&I17f1GaloYr?g3xBt|<={rZ|dE7?W~t?8ggRy?Y*#@>Svf-X5Gi05-$I5g)=2!|4RMHYNWk`>Qrk(GXYnR-J)N0*a>r
+59Y*dQ;*^ddbXH<r(ce*59Rf2~Dx5y7VQ4f_m>_wayR{eNlN+3x{+ZHcCT@z$&U0o80c#3;mjgY0*ETR27(19@pS2vht
+RO5aSUsi6UD+X`|meV9e8r!XaHZpmvDXgR^eeKAq-U7YYb_bo`tIEpvHJgM-mmC|X{g&^J(<LZ0)3+dB5NZykqM=S5zu
+IN|_WI^8~RT^D626^mqjuF&(FAdBzw<R^fJt0}(qfP?BsAd&Y6>YXZJ`D{f{V@)O62y~EpMBmpj?rAtbt1ziMI-uggfQ
+%an>Vzn$yNI*&<9vMjMYtfE&2<E*U<1!^iA#t;FzFJvsy~M-Yr4GoC7+dj3wyXYpm4OqxkNwwt;9mayYG@dE7ptOBv1P
+1T~fr>&v;SrFBPdOisT)FGMwWJ0h2aEDlFA(K?^R|j}Zj&@CP5O$Lk~xM#=z_%u{CLRy?+`D{tuzL=1^-{!JGW5d*z?)
+Aeib8}jN?{i^uP`u&z*gb1f9^dGeh-wM2gCP5>uO$V-`m)GxAWXo^)W?c303JG!vArn^Lz6kC@^LB>54D9;B%t|d!hA4
+yIrdL?oApW*)kDB^oIS=g@DgpvJJoFySZa30FHW3eCyOl?1o{xPQGg-*P4kcNtpsuwjp~PgRmD=3CibuEW<of%_9rAK=
+$FKY$NYFk_q5`hIFncK${UZAj;L2wu*mDcCFS7mD%Od-SG<mRtbV`u!c~o0TaJ2|IsHD29Cnw&A7KnZT7+yH)YN%Q<a_
+0Qs+Gxu^wr&=lDtA+JvA{nyml)N8m)QBPiX+~*;uWP>kJjv}*jB=kFZ)T^7Y(~ibz5Jbx{lO`xDS?XKU38@wj7n;)PR0
+;3D>Yo--6#t>Mu#{yI&^?SE}f*=RAiZnSoOEaMN6h`Rv7gQl7-Ye^}9C6=UGqCB|TvmvqDwt~Tjc4xwQpB>icm+u;`@)
+b}i2(hRv{-}J`kTr4Ik?@R4$OJ^R9Dsju8;OmzOJbr^ff;78$HAz2<Cx4M*J%DFEk*;35BQA;1{3Uxpo&-J%^fPzkBjb
+_6FOMP$c+H(~yRC<tuirYB8t@U@Zfn=l4;RH9a6Ir}Z45q`hY94>J@zq^XZLtZdX;~?anu=f<l+drf9~|oT!%%qdRN2+
+MPWZz`ge6F{AwHAE%9IfEa+)(gRbncKi&+~HIuz(7jbwyD*eb|X1*oFQtKg}gP>hfex0oKD-O`8Z}{E^;rM2qJgF%R<(
+UIM0#=8XG}HR^1U|jrj~79GO-ay;Ju|G%WpLDVVVy4+mc_A+<G5ONU&`S58|2i`4}bZWupXVuv=Xn^Oiz1ecFdi;(52_
+>S+tH^xFD+6cX)ftH0o#~O$&#gLe@CqObPhMnYa2iUf101<Yl)<IMW}C?br2pgD!m5o`F}k74--rBuCVH%J6@B(mNRKd
+!&DR67xX3kEA8b@90R*@ZeVd%`~T)Sddzk9VtHuOR?B%z-TXrIuOw0<-3Cr?)*+B-AfPktrRI)^QWl1X?c?c*v{_ikK2
+nbE-w^FupG-1gZ9E=uK)XY-+YaW5F{o{P;in>D#F9(Prp`%D_dpPc9+V_hP$Y?<3r|<-|+S1CEx1=2c-?A;9r(=eC|-%
+<f|p(gOapSl$0vfO(jdExxVp`Vq7-8yI8%D866s{Y8cHR^f(_F^CXByrY7XSbc&D8=BV9Xg^qYIt>RU(4jkrC1o8TV_s
+RA3b>Mu`JMX>iUHks0R65nA)8&V1+1|W=(VtWC`P=z*av{ZYt9Tn;;nh0l^NY8a7gQ%ci?64#)LG~{>-$AgEl-TOpS-5
+>XWg^-T=g-l44^&B=CxYa7uT<^-(n!se!s7JxvSQKd8}HCdP=SVTmSs*&AF-->ssKa)$-l=;`$BBzdoOxC2tgL#3Mqdc
+fNXL<na>^p+mxBc8i2ZGt^{WZEf1^pY>yE?fU%f>$g+1hF4G42A`C0ouM%_e%kAttBkvO8)V)_X8St6OBYXplRxD}a@W
+33>67G4o0evJO)b!<Z_*_JME~ople<rkM3ZexMw>Kw-65=Nw4ZajRBd+z;yEVrA*O}fFr=@B&XkRlZA#K5M$8kB`2}Bh
+%+&TFbg~Z%T0@-+r_(!Ajo%8kNZ437Xf7A%`mbM8Mz72;a4`Y!7pd;@(SaeG`nQl0miR)2D!%U1HfqQ#Y>xR<IOqF6g!
+ul-j8yIC_*-_9K#q~&hSsPBK@(M9Jvw=|NardqH+k)KJWuaw=`h*sO}qGfg=%ZD)^w0AiLImsO)5>C3Y+4bb<xBsp3ix
+T2x6z#t%Duj@^f`f0N?qwqS`LUbI-t5;9Jz`G`9d&yL;7Q$nPdlJK22!eTJw|_a#|v<-Tth>DQ1JQ}ZgbEzyG+v8o}wh
+DfzzBC2JZPpCs@mI%^lATZ;E&h;Xp^7yy?u#Sn|@$aWcH~73nQ)(^924AH$Pp!c-O&mtE%JLKjwU7iEZ9$(tJvy+U{;@
+5w`<=c<K}S8G+Bhq5Nh%d&$93$lG{rtBdbqsk3W2D{&tCVd$PzoUUMXx6r@y3n5@`{iE#m3@B3>gQZ){mm#k*SvFE#46
+6@irqStq2|lkQh3K<YCuA$i>mKdFwHsOch`efSg)B(2-B#zMS%PfZXI(+_FUZpc#O>~*`psC31KA8K9GX7WHh80-4eBf
+WN{4()(IR9%Z%63G!aNQ<YiI?3^rNRzfY2YU?>UcXA*{(pkHVN<gabhA$9ig4dxp)>nHB1wchDpF7vt~{K_lj9)xwf<D
+^7^+{0(yu<t#{(td)FJwj=v+?kdaW6RQe+zGb@mL~TO43}3^%NCp?Wm|6Yyvl+xcbwkwhr4dcDXVLPvIOis+E6B-u2%j
+X$QCV#zv8f^gA02>u>Z+Y<zp#s8+9CEly;&61MceU{x9f1NC<Ol?~(nt;Q_i<u`4E`5^HY7nG}_|6H~m+$mJAI;Oq;0~
+Or4YIIECamgEF`50^PzO$mb=8b7esji=Cznk-?X_YdXo-~<=GdVG4yZNGN6s5F@rq~1%clou)n%K)gDhOkOI(N^25j_a
+xBfG5Xoaoahraf3OERR**bkvwv_(>s;FT{NS)9d)>Be#m*h(9jHp4T=W3#c4@4Y_0MO>UBnKyUvQ)D|=!3!j{VhmOLE`
+9XiS@mHNPXoi4oZiJR0<%8+{m$`B!_Vby?HVmvEy=`(p_n>;L?~)Ta<->Gt#~Q(4v>hZDApc#fm34N(h1Tf!=)sStkug
+d>BznRtgfx-vIlxH%c$#I?2%m8)&%f2S8dQD-ZWS3*2Wpzqp^lj;aIk!*uUIU6iXgvU>H@N;~j^gaxmDGNOgbsU;o!}p
+RdTq+C#PfUs-!3Onq$gA{n>E65uZnQ%ijrF(*}d)xFj0X+M55!%p>0e3@KUsn_Y`97(gWImxQ+dtYB(oMET-=6Ze>pVe
+Cvvt46r>dC!IYj0^M+`YuUk6?Vg*V-(*!#=;UIh9v!@8a^Ze@SxVlegFLbZU(i@}O}YeXxXeebIh+evbls!H=w>*Jc%+
+q3x!%VrgKnHJK`f%3|jt&)NXduPmirU5aRpzZ`c*-V=C!hgMasle!L&R500L>)}t@^9i@Mw?}nRxwCZOjjafAQZ-+6<O
+VI4pDb<1GZ7ZF?%Gd!S)mRP1T{ZhEE-G-fb*|laZ1#+`OqV;tX1x`Gu1l_E!v12Dg|I7s)1!NA|((yK(`{y>}}_w<WyV
++7v?vL2KZ%}P`yi2DMeFOFGWd}B5R&g8=A+uaJELkmcS3S3Nr(KN1ue45{CsW?F;(nM!>GHY~{M)9{D+ZkuX<w4t;#1e
+)0j1`qngmu$^iF;ve~Kyk27=pIQ4-c}Jt(%%cHNFV(WfEe^fSn1v?xfvDE*buLYPS}=JHsTS1JeUz_kltU@5<+JLccW|
+9v*^?}zy}`xL3~rh|HtBlx?(n-^_SrrA^hf)kZGqhj4YY|C4^D$MeHYG|X-VD@uTDnuvi&(z#I54_CTM(Sl;;<<0yq<T
+j&u&d4DY)J0(g$waGmD>LL|k*6W5FvfwII5pV>(?={@9>6e7-D<+@TO&aCOh&H4r!{;Bh#S|N460ZZlRFRba<>#w#ZN~
+XZ>bkDBd^x*Pn%gJohcJRl{Z+ptB-hFD_RT*R0(q@!p-J#kfK5zI_>WQ_vJ+ErKx-k~9D5l46^b_7-=s}mY+cIdSM~KF
+MUQ?y^1j!`?i6!h=7Fjl@1G+i-3X{84@pMQ_RvWv&-u^-jSlwUlZw=7Hsw$KPHTL<!*?ygldK=+@5sPaezqA`HlV+TB4
+>mm@b=cY1m8u0Pcc6^h&)Bs0M#iLL=%90E!E&Y%WGkT{f+oA5fkQwT*$-LBHt7IVyxo0fPmlK&%BpO4Zkl@gpvT?<O3H
+<09Y%Y&Pxe>Z)Aul_SDfHV&re@0=T@I)ZVnokjfJwREt_Q9OlZ|}s&&Pe+(z~yUgZgEY5a9y2i;)nEgMyS=Z6hqO$J2Z
+;JlfD>g|VV?iIIzQ_TGmbbV6MG~X4LbKY&>E6;ULXe?6Ngy~cwl6{!iTiy}sYd$7vJ{IZjH)SqgOLKcTtPtyENvswyaM
+G9B`!=<`!t>`Wi$CQ^q=~TjGUT%|u)#pXyI3QTdzLmK7d4vpQHM>0dwCK;o;HxVGU;-@DQ_%tmO+m1F6~=|n-9+R>M4o
+*GY&twi62Fgwede|>a${Gs-H{l8v;|`abbV5`{~;4#zp;%08gb8PGNE;%n>ErU<7#orFV8QPi_LU`UJ+n)*D$^yk-+d#
+YRAiaPnigX&$;<z4=*~-Zzuh`4gjHpLJ9?@<kI&6_YuMIm=)!zD}5zMY?Ju?l@F3Tr{}o{=&DEEM5t<bDjgoZcV*u{#>
+HyHd(BG5=U-OGXLvcGEZa2vpD}{H@O4%)ebev=i_zN=YuW2wUaUtq<ONq4#m}}dd6jo6m`~DKh0B3RSxx3+TPioV;$<L
+6zgoSdKz?U{lsrOyU(XZ8c3un0_O*60!JKcFZ*54I*lR!c<Z#C-Ua`D+oeBZg*3=qty4B>>O*J<HRVvDoGAi{aOwx<C{
+?~-S`KV=r=kEmFVZ_Wlf}#8(2=QPD|#@tR$*qzo)WEBE6p0W&Nr6P>=b9Nf8F7Lb+mcjO!3lZ{J>5Dx^SbHfpI73*|o$
+Q=ljSdY3YuC0w-^%Dyjw7u4sY0S$V#_HvH(<d14Dm9*j}&o<E>C-#dBK0-ujfnUy>EE}m8iu@O@1YkLwrk-|<+z_wbv7
+nht;ZRNICgQjz)D^^@Vx}A&W+H8JcQTn0c^-!`ZL;U${o#5P>c8s0{*ZFzp?OWk1&|uhepkq7s`7+jQwYTkaaQBC=N{a
+iS{X-N+v>1q<<~OW{N_CP}KdxDdr`{)T-n_Z6^_udiyQ=v&pIi4km&qOd`-cC;cm0IAvc>Aw0d3NS#arV?&Wa(e42y5l
+xexRbE{j`m`^DV5@HKOm;m`!uE3$_*RSR)vMyl28^iSJ8O--7L?Iv){(|8PccrVd?=Gc07^#1_?E?)r
 """
 
 if __name__ == "__main__":

@@ -329,7 +329,10 @@ def test_the_last_picture_of_a_failure_names_the_line_of_each_rank(
     never = sum("in" in end for end in trace["ends"])
     assert page.locator(".tv-lanes rect.never").count() == never > 0
     set_view(page, 390)
-    page.wait_for_timeout(100)  # the viewer measures its new width
+    # the viewer draws the picture again with its new width
+    page.wait_for_function(
+        "document.querySelector('.tv-lanes > svg').viewBox.baseVal.width <= 390"
+    )
     labels = page.locator(".tv-lanes text", has_text=re.compile("does not return|✕"))
     assert labels.filter(has_text="does not return").count() == never
     for label in labels.all():
@@ -378,7 +381,7 @@ def test_a_page_fits_a_phone_and_shows_the_lanes_above_the_source(
             page.locator(f".tv-{each}").bounding_box() for each in ("lanes", "source")
         )
         assert lanes["y"] + lanes["height"] <= source["y"]
-        # each rank's mark is in view, or a button at the edge of the source leads to it
+        # the mark of each rank is in view, or a button at the edge of the source moves to it
         boxes = [each.bounding_box() for each in page.locator(".tv-line .tv-chip").all()]
         top, bottom = source["y"], source["y"] + source["height"]
         in_view = [box for box in boxes if top <= box["y"] <= bottom - box["height"]]
@@ -403,6 +406,7 @@ def test_a_phone_shows_the_steps_without_sideways_scrolling(page: Page, site_url
 
 
 def test_nothing_moves_by_itself(page: Page, site_url: str) -> None:
+    page.emulate_media(reduced_motion="no-preference")
     open_trace(page, site_url, "ring_all_reduce")
     page.wait_for_timeout(900)  # longer than a step at the normal speed
     assert tick(page) == 1
@@ -447,7 +451,9 @@ def test_text_has_enough_contrast(page: Page, site_url: str, name: str, colours:
     set_view(page, 1440, colours)
     last = read(name)["steps"][-1][0]
     open_trace(page, site_url, name, f"?tick={last if name == 'dead_rank' else last // 2}")
-    if name == "tensor_parallel_block":  # the others have no later collective
+    if (
+        name == "tensor_parallel_block"
+    ):  # the other two traces have no collective after this tick
         page.get_by_role("button", name="Next collective").click()
     contrasts = page.evaluate(CONTRASTS)
     assert len(contrasts) > 60

@@ -135,9 +135,9 @@ def names_with_a_test() -> set[str]:
 
 
 def test_everything_that_readers_copy_is_tested_or_has_a_reason() -> None:
-    """Functions that need no model have numbers and tensors as arguments.
+    """A function that needs no model is not tested here.
 
-    The programs of these functions check the results.
+    Its arguments are numbers and tensors, and its own program checks its results.
     """
     tested = names_with_a_test()
     excluded = {name for names in REASONS.values() for name in names.split()}

@@ -328,7 +328,8 @@ NEEDS_A_GPU = re.compile(
 )
 TAKES_GPUS = re.compile(
     r"^\$ (timeout \d+ )?"
-    r"(\./\w+|python |torchrun |compute-sanitizer |for \w+ in |rm dumps|[A-Z_]+=)",
+    r"(\./\w+|python |torchrun |compute-sanitizer "
+    r"|(for \w+ in |rm dumps|[A-Z_]+=).*(\./\w|torchrun |compute-sanitizer ))",
     re.M,
 )
 
@@ -514,7 +515,7 @@ def test_each_measured_number_is_in_a_transcript() -> None:
 
 def test_the_engine_contains_no_name_of_a_program() -> None:
     """Only a docstring may name a program, as an example."""
-    tools = {"check.py", "rank_trace.py"}  # they grade programs, and record traces
+    tools = {"check.py", "rank_trace.py"}  # the program that grades, and the recorder of traces
     names = {program.path.name for program in programs(ROOT)} - tools
     for layer in ("model", "execution", "testing"):
         for path in (ROOT / "src/worldsize" / layer).glob("*.py"):

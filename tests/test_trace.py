@@ -10,6 +10,7 @@ import sys
 import textwrap
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from processes import EXIT_TIMEOUT, HANG, until
@@ -962,7 +963,7 @@ def test_tensors_and_calls_of_torch_distributed_are_recorded(
 
 SPAWNS = """
 import sys
-import torch
+import torch.distributed.nn  # imported after init_process_group, it keeps the group alive
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
@@ -971,7 +972,7 @@ def work(rank, world, store):
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))
     model(torch.ones(1, 1)).sum().backward()
     dist.all_reduce(torch.ones(1))
-    del model  # the last owner of a group must not be DDP: its destructor can deadlock
+    del model  # if DDP is the last object that uses the group, the process can hang
     dist.destroy_process_group()
 
 if __name__ == "__main__":
@@ -990,7 +991,27 @@ def test_the_function_of_spawn_runs_in_the_ranks(book: Path, launcher: Launcher)
     assert names == ["init_process_group", "all_reduce", "destroy_process_group"]
     ddp, spawn = run.trace["notes"]
     assert ddp.startswith("ranks 0, 1: DistributedDataParallel calls collectives from C++")
-    assert "each rank called its function" in spawn
+    assert spawn.startswith("ranks 0, 1: torch.multiprocessing.spawn started no processes")
+
+
+@pytest.mark.parametrize(("nprocs", "join"), [(4, True), (2, False)])
+def test_processes_of_spawn_that_are_not_the_ranks_are_started_with_a_note(
+    monkeypatch: pytest.MonkeyPatch, nprocs: int, join: bool
+) -> None:
+    started, notes = [], []
+    spawn = SimpleNamespace(spawn=lambda *arguments: started.append(arguments))
+    monkeypatch.setitem(sys.modules, "torch.multiprocessing.spawn", spawn)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    torch = SimpleNamespace(multiprocessing=SimpleNamespace())
+    calls = SimpleNamespace(recorder=SimpleNamespace(note=notes.append), torch=torch)
+    recorder.Calls._replace_spawn(calls)
+    torch.multiprocessing.spawn(print, (1,), nprocs, join)
+    assert started == [(print, (1,), nprocs, join)]
+    assert notes == [
+        f"the {nprocs} processes of torch.multiprocessing.spawn were not recorded: "
+        f"to record them, use --nproc-per-node={nprocs} and join=True"
+    ]
 
 
 HANGS = """

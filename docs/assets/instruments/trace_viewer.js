@@ -43,7 +43,7 @@ export const show = value => {
   return value.o
 }
 
-// The contents of a tensor in a few letters.
+// The contents of a tensor as a short text.
 const summary = value => {
   if ("state" in value) return value.state
   if ("c" in value) return `mean ${value.c[0]}`
@@ -72,7 +72,7 @@ const contentOf = payload => payload?.value ? summary(payload.value) : ""
 
 // ---- what the ranks do at each tick
 
-// The trace with everything that the picture needs: the segments of each rank, the ends of each operation, messages and collectives.
+// The trace with all data that the picture needs: the segments of each rank, the ends of each operation, messages and collectives.
 export const model = trace => {
   const { steps, operations, ranks } = trace
   const last = steps.at(-1)[0]
@@ -417,7 +417,7 @@ export const view = (place, trace, sources) => {
     const { send, receive, posted, lost } = chosen, at = (each, does) => `Rank ${each.rank} ${does} at line ${each.line}.`
     const sent = { ...send, word: "send", text: at(send, "sends") }, got = { ...receive, word: "receive" }
     if (lost === "send") return [sent, { ...receive, text: `Rank ${receive.rank} never receives this message.` }]
-    if (lost) return [{ ...got, text: at(receive, `waits for a message of rank ${send.rank}, which never sends it,`) }]
+    if (lost) return [{ ...got, text: `Rank ${receive.rank} waits at line ${receive.line} for a message that rank ${send.rank} never sends.` }]
     const before = posted && posted !== receive.line ? `starts to receive at line ${posted}, and ` : ""
     return [sent, { ...got, text: at(receive, `${before}has the message`) }]
   }

@@ -28,7 +28,7 @@ class TraceSettings:
     """An entry of snippets/traces.toml: how the trace of a program is recorded."""
 
     command: str  # a torchrun command, as in a transcript
-    watch: str  # two to five sentences for readers: what to look at
+    watch: str  # two to six sentences for readers: what to look at
     section: tuple[str, ...] = ()  # functions or markers, see `rank_trace.py --help`
     only_pass: int = 0  # the number of the run of the section to record; 0 records all
     functions: tuple[str, ...] = ()  # only the lines of these functions

@@ -21,7 +21,7 @@ from urllib.parse import quote, urlencode
 from mkdocs.utils.meta import get_data
 
 from worldsize.site import template
-from worldsize.site.yaml_schema import DataError, SchemaError
+from worldsize.site.yaml_schema import SchemaError, check_comments
 
 INSTRUMENTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
 UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
@@ -91,12 +91,7 @@ def address_value(name: str, parameter: str, value: str) -> str:
 
 def check_page(path: Path, root: Path) -> None:
     """Raise DataError, with file and line, if a comment of the page is wrong."""
-    for number, line in enumerate(path.read_text("utf-8").split("\n"), 1):
-        if found := DIRECTIVE.match(line):
-            try:
-                parse(WORD.findall(found[1]))
-            except SchemaError as error:
-                raise DataError(f"{path.relative_to(root)}:{number}: {error}") from None
+    check_comments(path, root, DIRECTIVE, lambda words: parse(WORD.findall(words)))
 
 
 def _markdown(

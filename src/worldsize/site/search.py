@@ -34,7 +34,9 @@ POINTERS = re.compile(
 # the anchors of headings whose subsections are about one error each
 FAILURES = re.compile(r"go(es)?-wrong|error")
 
-NO_TEXT = re.compile(  # also formulas, whose letters make no sense, and all steps of a trace
+# parts that the search ignores, among them formulas (their letters make no sense as text) and
+# the table of all steps of a trace
+NO_TEXT = re.compile(
     r'<(svg|script|style)\b.*?</\1>|<div class="formula".*?</div>|<a class="headerlink".*?</a>'
     r'|<details class="trace-table".*?</details>',
     re.DOTALL,

@@ -25,7 +25,7 @@ from worldsize.model.program import Program
 from worldsize.model.traces import RECORDER, TRACES, TraceSettings, trace_path, trace_settings
 from worldsize.site import template, trace_picture
 from worldsize.site.embeds import program_page, trace_page
-from worldsize.site.yaml_schema import DataError, SchemaError
+from worldsize.site.yaml_schema import SchemaError, check_comments
 
 GROUPS = (  # the headings of the list, in their order
     "Collectives",
@@ -67,12 +67,7 @@ def _alt(root: Path, name: str) -> str:
 
 def check_page(path: Path, root: Path) -> None:
     """Raise DataError, with file and line, if a comment of the page names no traced program."""
-    for number, line in enumerate(path.read_text("utf-8").split("\n"), 1):
-        if found := DIRECTIVE.match(line):
-            try:
-                _traced(found[1].strip(), root)
-            except SchemaError as error:
-                raise DataError(f"{path.relative_to(root)}:{number}: {error}") from None
+    check_comments(path, root, DIRECTIVE, lambda name: _traced(name, root))
 
 
 def _traced(name: str, root: Path) -> str:

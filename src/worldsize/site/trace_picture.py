@@ -15,17 +15,18 @@ WIDTH, ROW, BAR, EDGE = 720, 20, 13, 6
 
 def alt(trace: dict) -> str:
     """Return the alt text of the picture."""
-    between = {
-        "messages": "Lines between the rows are messages. " if trace["messages"] else "",
-        "collectives": "Frames are collectives. " if trace["collectives"] else "",
-    }
-    end = "At the end, no rank makes progress." if trace["hangs"] else ""
-    text = (
+    sentences = [
         f"{trace['program']}: one row for each of {trace['ranks']} ranks, with logical time "
         "from left to right. A rank computes where its row is coloured, and it communicates "
-        f"or waits in the gaps. {between['messages']}{between['collectives']}{end}"
-    )
-    return text.strip()
+        "or waits in the gaps."
+    ]
+    if trace["messages"]:
+        sentences.append("Lines between the rows are messages.")
+    if trace["collectives"]:
+        sentences.append("Frames are collectives.")
+    if trace["hangs"]:
+        sentences.append("At the end, no rank makes progress.")
+    return " ".join(sentences)
 
 
 def draw(trace: dict) -> str:
@@ -92,7 +93,10 @@ def _operation_ticks(trace: dict) -> tuple[dict[int, int], dict[int, int]]:
 
 
 def _computing(trace: dict, rank: int, last: int) -> list[tuple[int, int]]:
-    """Return the ticks between which a rank computes: in a call and in a wait it does not."""
+    """Return the first tick and the end of each interval in which a rank computes.
+
+    A rank does not compute while it is in a call or in a wait.
+    """
     steps = [step for step in trace["steps"] if step[1] == rank]
     found: list[tuple[int, int]] = []
     end = [min(steps[-1][0] + 1, last + 1)] if steps else []

@@ -30,6 +30,21 @@ class SchemaError(ValueError):
     """An entry is wrong. The caller adds the names of the file and the entry."""
 
 
+def check_comments(
+    path: Path, root: Path, comment: re.Pattern[str], check: Callable[[str], object]
+) -> None:
+    """Call `check` with the text in group 1 of each line of a page that matches `comment`.
+
+    If `check` raises SchemaError, raise DataError with the file and the line.
+    """
+    for number, line in enumerate(path.read_text("utf-8").split("\n"), 1):
+        if found := comment.match(line):
+            try:
+                check(found[1].strip())
+            except SchemaError as error:
+                raise DataError(f"{path.relative_to(root)}:{number}: {error}") from None
+
+
 class Schema(msgspec.Struct, forbid_unknown_fields=True):
     """A mapping in a data file, which has only the fields of its class."""
 
