@@ -1,4 +1,4 @@
-"""Shows when the clipped objective has no gradient, and how averaging favours short answers.
+"""Shows when the clipped objective has no gradient, and which mean changes the answer length.
 
 The first table compares autograd with the rule of clipping. The second part lists all answer
 lengths in float64 and computes the expected gradient of the logit that ends an answer. Length
@@ -84,17 +84,17 @@ def draw() -> None:
 
 # --8<-- [start:length_bias]
 def sequence_mean(scores: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-    """Each answer is divided by its own length: the original GRPO."""
+    """The sum over an answer is divided by the length of this answer: the original GRPO."""
     return (scores / lengths).mean(1)
 
 
 def token_mean(scores: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-    """The sum over all tokens of the batch is divided by their number: DAPO."""
+    """The sum over all tokens of the batch is divided by the number of tokens: DAPO."""
     return scores.sum(1) / lengths.sum(1)
 
 
 def constant(scores: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-    """Each answer is divided by the same number: Dr. GRPO."""
+    """The sum over each answer is divided by the same constant: Dr. GRPO."""
     return (scores / LONGEST).mean(1)
 
 

@@ -258,7 +258,9 @@ def draw(bars: dict[str, tuple[float, ...]]) -> str:
         svg_box(200, 78, 190, ["reference: log p of both", "(never changes)"], MUTED),
         svg_arrow(390, 54, 432),
         svg_arrow(390, 96, 432),
-        svg_box(432, 42, 140, ["margin:", "how much more", "chosen gained"], BLUE),
+        svg_box(
+            432, 33, 140, ["margin: how", "much more the", "chosen answer", "gained"], BLUE
+        ),
         svg_arrow(572, 72, 606),
         svg_box(606, 50, 110, ["loss, gradient"], BLUE),
         svg_label(4, 170, "Mean probability of the answers", INK, 15, 'font-weight="600"'),
@@ -306,7 +308,7 @@ def main() -> None:
                 bars.setdefault("before", (right, wrong, other))
                 bars[f"after {name}"] = tuple(after)
     weights = sum(p.nbytes for p in reference.parameters())
-    print(f"reference log-probabilities: {stored} bytes; a reference model: {weights} bytes")
+    print(f"reference log-probabilities: {stored} bytes; a reference model: {weights:,} bytes")
     assert stored == 2**LENGTH * 2 * 4
     with open("dpo.svg", "w", encoding="utf-8") as file:
         file.write(draw(bars))

@@ -67,7 +67,7 @@ def draw() -> str:
     for number, (x1, y1), (x2, y2), label, (x, y) in ARROWS:
         line = f'<line x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}" stroke="{INK}" '
         parts.append(line + 'stroke-width="1.8" marker-end="url(#tip)"/>')
-        parts.append(draw_text(x, y, f"{number} {label}", INK, 13))
+        parts.append(draw_text(x, y, f"{number}. {label}", INK, 13))
     return "\n".join([*parts, "</svg>", ""])
 
 

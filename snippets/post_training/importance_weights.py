@@ -224,10 +224,11 @@ def main() -> None:
         for name, rule in WEIGHTS.items():
             # --8<-- [start:row]
             weights = rule(new.detach() - old) * answer_mask(answers)
-            terms = advantages[:, None] * weights  # one sample gives the gradient of
-            mean = gradient((mu[:, None] * terms * new).sum(), trainer)  # sum(terms * log π)
+            # One sample gives the gradient of sum(terms * log π).
+            terms = advantages[:, None] * weights
+            mean = gradient((mu[:, None] * terms * new).sum(), trainer)
             error[name] = ((mean - exact).norm() / exact.norm()).item()
-            along = (terms * slopes).sum(1)  # the part of it in the right direction
+            along = (terms * slopes).sum(1)  # the part along the exact gradient
             centre = (mu * along).sum()
             noise[name] = ((mu * (along - centre) ** 2).sum().sqrt() / exact.norm()).item()
             # --8<-- [end:row]

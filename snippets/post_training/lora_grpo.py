@@ -1,4 +1,4 @@
-"""GRPO with LoRA: the sampler receives only the adapters, and the reference model is free.
+"""GRPO with LoRA: only adapters are sent, and the reference model needs no extra memory.
 
 The weights of the trainer are frozen. Only narrow matrices A and B next to two layers of each
 block are trained. The sampler merges them into its own copy of the frozen weights. With the
@@ -288,7 +288,8 @@ def compare_samplers(
             sampler.update(message(policy))
         if name == "sum of all merges":
             sampler = careless
-        other = log_probs_of(sampler.policy.float(), prompts, answers)  # rounds only weights
+        # Here the sampler computes in fp32, so only its weights can be rounded.
+        other = log_probs_of(sampler.policy.float(), prompts, answers)
         results[name] = float(((other - exact).abs() * mask).sum() / mask.sum())
     return results
 
@@ -367,7 +368,7 @@ def main() -> None:
     print("mean reward of every ten batches: " + "  ".join(f"≈{mean:.2f}" for mean in means))
     assert means[-1] > means[0] + 0.3
     after = policy.state_dict()
-    for name, weight in frozen.state_dict().items():  # really frozen, in fp32 and in bf16
+    for name, weight in frozen.state_dict().items():  # unchanged, and equal in fp32 and bf16
         assert torch.equal(weight, after[name]) and torch.equal(weight, weight.bfloat16())
 
     full, lora = full_step(frozen), bytes_of(policy, optimizer)

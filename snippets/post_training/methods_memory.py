@@ -192,7 +192,7 @@ def train(method: Method) -> tuple[int, int, int, int]:
         with torch.no_grad():
             advantages = rewards[:, None] - values_of(critic, prompts, answers)  # [n, new]
     elif method.group == 1:
-        advantages = rewards - 0.5  # a running mean of earlier rewards
+        advantages = rewards - 0.5  # 0.5 stands for a running mean of earlier rewards
     elif method.updates == 1:
         others = rewards.view(-1, method.group).sum(1).repeat_interleave(method.group) - rewards
         advantages = rewards - others / (method.group - 1)
@@ -237,7 +237,7 @@ def main() -> None:
         expected = 16 * (1 + method.critic) + 2 * method.reference
         row = f"{name:14} {method.group:6} {each:21.2f} {forward:9} {backward:10}"
         print(f"{row} {expected * 8:7.0f} GB")
-        head = 5 * 32 * 16 / count  # the head of the small critic has five outputs less
+        head = 5 * 32 * 16 / count  # the head of the small critic has five fewer outputs
         assert abs(each + head * method.critic - expected) < 1e-9
         models = 1 + method.critic
         assert backward == models * method.updates

@@ -1,9 +1,9 @@
-"""This program measures how far each known cause moves the sampler away from the trainer.
+"""This program measures how far each of several causes moves the sampler from the trainer.
 
-The trainer computes in fp32 with one forward pass. In each row of the table, the sampler
-differs from the trainer in one thing. The sampler draws answers and reports log-probabilities,
-as an inference engine does. Then the trainer computes the log-probabilities of the same tokens.
-The last column shows that the cause really acted.
+The trainer needs one forward pass. In most rows of the table, the trainer computes in fp32. In
+each row, the sampler differs from the trainer in one thing. The sampler draws answers and
+reports log-probabilities, as an inference engine does. Then the trainer computes the
+log-probabilities of the same tokens. The last column shows what the cause changed.
 """
 
 import copy
@@ -282,8 +282,8 @@ def distributions_of(policy: Policy, prompts: torch.Tensor, answers: torch.Tenso
 def compare_tokens(sampler: torch.Tensor, trainer: torch.Tensor, answers: torch.Tensor):
     """Return the mean and the maximum of |Δ log p|, the KL divergence, and the largest ratio.
 
-    Only tokens up to the end of each answer count. The KL divergence is KL(sampler ‖ trainer),
-    the mean over all positions of a sum over the whole vocabulary.
+    Only tokens up to the end of each answer are compared. The KL divergence is
+    KL(sampler ‖ trainer), the mean over all positions of a sum over the whole vocabulary.
     """
     mask = answer_mask(answers).bool()
     log_ratio = (trainer - sampler).gather(2, answers[..., None])[..., 0][mask]
@@ -412,14 +412,14 @@ def main() -> None:
     prompts = draw_prompts(512, 4, rng)
     table = Table(prompts)
     rows, parameters = table.rows, list(policy.parameters())
-    print(f"{'cause':21}{'mean |Δ|':9}{'max |Δ|':9}{'KL':9}{'ratio':9}it acted, because")
+    print(f"{'cause':21}{'mean |Δ|':9}{'max |Δ|':9}{'KL':9}{'ratio':9}what changed")
 
     table.add("none: fp32 in both", policy, policy, "(no cause)")
     split = split_rows(policy, 4)
     with torch.no_grad():
         other = (split(prompts) != policy(prompts)).any(-1).float().mean().item()
     assert other > 0, "the partial sums did not change the bits"
-    text = f"≈{other:.0%} of the prompt positions have other bits"
+    text = f"≈{other:.0%} of the prompt positions have different bits"
     table.add("TP 4, fp32 in both", split, policy, text)
     for name, dtype in (("fp16", torch.float16), ("bf16", torch.bfloat16)):
         rounded = copy.deepcopy(policy).to(dtype)
@@ -461,7 +461,8 @@ def main() -> None:
         rtol=0, atol=1e-5,
     )  # fmt: skip
     kept = mass[mask].mean().item()
-    print(f"top-p: every ratio π/μ is the kept probability, which is ≈{kept:.3f} on average")
+    text = f"the probability that the filter keeps, ≈{kept:.3f} on average"
+    print(f"top-p: every ratio π/μ is {text}")
     assert 0.9 <= kept < 1
 
     mean = {name: row[0] for name, row in rows.items()}

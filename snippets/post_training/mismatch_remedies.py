@@ -1,8 +1,8 @@
 """This program trains with samplers that disagree with the trainer, with and without remedies.
 
 A policy learns to close three brackets with GRPO. Each line of the output is one way to sample
-and one remedy, for several seeds. The number is the trainer's exact probability of a right
-answer, the mean over all eight prompts, and not the reward of the samples.
+and one remedy, for several seeds. The success is the trainer's exact probability of a right
+answer, averaged over all eight prompts. It is not the reward of the samples.
 """
 
 import copy
@@ -273,7 +273,8 @@ def plot_curves(curves: dict[tuple, torch.Tensor]) -> None:
             ax.fill_between(x, curve.amin(0), curve.amax(0), color=colour, alpha=0.12, lw=0)
         ax.set(title=title, xlabel="batch of samples", ylim=(0, 1.02))
         ax.spines[["top", "right"]].set_visible(False)
-        ax.legend(frameon=False, loc="lower right", fontsize=10)
+        place = {"loc": "lower right", "bbox_to_anchor": (1.06, -0.03), "handlelength": 1.3}
+        ax.legend(frameon=False, fontsize=10, **place)
     axes[0].set_ylabel("success of the trainer's policy")
     figure.tight_layout()
     figure.savefig("mismatch_remedies.svg", transparent=True, metadata={"Date": None})
@@ -283,7 +284,7 @@ def main() -> None:
     torch.set_num_threads(1)
     starts = [pretrained(seed) for seed in range(SEEDS)]
     assert all(0.05 < success(policy) < 0.25 for policy in starts), "guessing is 1/8"
-    print(f"{'':34}success of the trainer's policy    at the end")
+    print(f"{'':36}success of the trainer's policy     samples, at the end")
     print(
         f"{'sampler':15}{'weights':21}{'mean (range of seeds)':25}{'at the end':11}"
         f"{'reward':8}{'equal':7}|Δ|"

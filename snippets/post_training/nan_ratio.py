@@ -1,4 +1,4 @@
-"""Reproduces four ways to a NaN or an infinity in the GRPO loss, and fixes each of them.
+"""Reproduces four causes of a NaN in the GRPO loss or in its gradient, and fixes each of them.
 
 Every case has three answers of two tokens and differs from a healthy batch in one detail. The
 loss after the fix must equal a loop over the tokens. Look at the third case: its loss is an
@@ -64,7 +64,7 @@ def equal_rewards(logits: torch.Tensor, fixed: bool) -> Batch:
 
 
 def log_of_zero(logits: torch.Tensor, fixed: bool) -> Batch:
-    """A probability below the smallest fp16 number becomes 0, and its logarithm -inf."""
+    """A probability below the smallest fp16 number becomes 0, and its logarithm is -inf."""
     logits = logits - 20.0 * torch.nn.functional.one_hot(TOKENS[0, 0], 4)  # token 0 is rare
     new = pick(logits.half().softmax(-1).log().float())
     if fixed:

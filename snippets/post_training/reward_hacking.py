@@ -1,8 +1,9 @@
 """Shows a reward that goes up while quality goes down, because the checker has a gap.
 
 The flawed checker reports an error only if it finds a wrong bracket. An answer that ends too
-early contains no wrong bracket. Look at the exact quality and at the length of the answers. The
-second run uses a checker that also tests that every bracket is closed.
+early contains no wrong bracket. Look at the quality, which is the fraction of right answers,
+and at the length of the answers. The second run uses a checker that also tests that every
+bracket is closed.
 """
 
 import copy
@@ -195,8 +196,8 @@ def main() -> None:
     flawed, fixed = ([rows[name, step] for step in SHOWN] for name in checkers)
     assert flawed[-1][0] > 0.95 > flawed[0][0] + 0.2  # the reward goes up
     assert flawed[-1][1] < 0.15 < flawed[0][1] - 0.1  # and the quality goes down
-    assert flawed[-1][2] < 2 and fixed[-1][2] > 3.8  # most answers end early, or stay long
-    assert fixed[0][1:] == flawed[0][1:] and fixed[-1][1] > 0.9  # the start is the same
+    assert flawed[-1][2] < 2 and fixed[-1][2] > 3.8  # short with the flaw, long without it
+    assert fixed[0][1:] == flawed[0][1:] and fixed[-1][1] > 0.9  # both runs start equally
 
 
 if __name__ == "__main__":

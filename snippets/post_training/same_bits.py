@@ -1,10 +1,10 @@
 """This program makes the log-probabilities of the sampler and of the trainer equal to the bit.
 
-Both compute the same tokens with the same weights. The trainer needs one forward pass for whole
-sequences. The sampler needs one pass per token, with a KV cache, and in batches of any size.
-With ordinary kernels, the sums have different orders, so the last bits differ. Then every sum
-is added from its first term to its last term, and all bits are equal. The program also draws
-the picture of the places where a trainer and a sampler can differ.
+Both programs compute the log-probabilities of the same tokens with the same weights. The
+trainer needs one forward pass for whole sequences. The sampler needs one pass per token, with
+a KV cache, and in batches of any size. With ordinary kernels, the sums have different orders,
+so the last bits differ. Then every sum is added from its first term to its last term, and all
+bits are equal. The program also draws the places where a trainer and a sampler can differ.
 """
 
 import torch
@@ -90,7 +90,7 @@ def answer_mask(answers: torch.Tensor) -> torch.Tensor:
 
 # --8<-- [start:ordered]
 def in_float64(function, x: torch.Tensor) -> torch.Tensor:
-    """Round the float64 result, because vector code and scalar code differ in the last bit."""
+    """Compute in float64 and round, because vector and scalar code differ in the last bit."""
     return function(x.double()).to(x.dtype)
 
 
@@ -205,8 +205,7 @@ def draw_places() -> None:
     }
     for (x, y), text in boxes.items():
         width = 1.6 if x == 0 else 2.3
-        colour = {0.0: "#0b6e99", 3.0: "#15803d"}.get(y, "#6b7280")
-        colour = "#c2410c" if y == 0 else colour
+        colour = {0.0: "#c2410c", 3.0: "#15803d"}.get(y, "#6b7280")
         axes.add_patch(plt.Rectangle((x, y), width, 0.9, fill=False, edgecolor=colour, lw=2))
         axes.text(x + width / 2, y + 0.45, text, ha="center", va="center")
     arrow = {"arrowstyle": "->", "color": "#6b7280", "lw": 1.5}
@@ -254,7 +253,9 @@ def main() -> None:
     }.items():
         assert len(batch) == 128 and len(alone) == 1
         other = (batch[:1] != alone).float().mean().item()
-        print(f"  {name:32} ≈{other:.0%} of the values have other bits".replace("≈0%", "0%"))
+        print(
+            f"  {name:32} ≈{other:.0%} of the values have different bits".replace("≈0%", "0%")
+        )
     exact = rows.double() @ weight.double().T
     for result in (*ordinary, *ordered, halves):  # all of them are right
         torch.testing.assert_close(result.double(), exact[: len(result)], rtol=0, atol=1e-3)

@@ -1,4 +1,4 @@
-"""How much one token of an answer counts in the GRPO losses that differ in their mean.
+"""Computes the weight of one token in four GRPO losses that differ only in their mean.
 
 Four answers of different lengths are in two micro-batches. All advantages are 1 and the policy
 has not changed, so the gradient with respect to the log-probability of a token is its weight
@@ -11,13 +11,13 @@ from fractions import Fraction
 import torch
 
 LENGTHS = [2, 3, 5, 8]  # tokens of the four answers; a micro-batch has two answers
-MICRO, LIMIT = 2, 10  # no answer may have more than LIMIT tokens; here no answer has as many
+MICRO, LIMIT = 2, 10  # no answer may have more than LIMIT tokens
 INK, BLUE, ORANGE = "#1f2937", "#0b6e99", "#c2410c"
 NAMES = {
     "grpo": "the mean of each answer, then the mean of the answers",
     "bnpo": "the mean of the tokens of a micro-batch, then the mean of the micro-batches",
     "dapo": "the mean of all tokens of the step",
-    "dr_grpo": "the sum of all tokens, divided by answers × the limit of their length",
+    "dr_grpo": "the sum of all tokens, divided by (answers × longest allowed length)",
 }
 
 
@@ -96,7 +96,7 @@ def draw(table: dict[str, torch.Tensor]) -> str:
                 parts.append(f'<rect x="{x}" y="{y}" width="22" height="{height}" {style}/>')
                 x += 24
             x += 20
-    for x, words in ((90, "2 tok."), (158, "3 tokens"), (250, "5 tokens"), (390, "8 tokens")):
+    for x, words in ((82, "2 tokens"), (158, "3 tokens"), (250, "5 tokens"), (390, "8 tokens")):
         parts.append(f'<text x="{x}" y="392" fill="{INK}" font-size="13">{words}</text>')
     for x, number, colour in ((90, 1, BLUE), (250, 2, ORANGE)):
         words = f"micro-batch {number}"

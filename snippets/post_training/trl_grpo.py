@@ -1,11 +1,11 @@
 """TRL's GRPOTrainer changes the weights in the same way as a loss of a few lines by hand.
 
 The Trainer receives fixed answers to four prompts and makes two steps of SGD on them. Each
-step has two micro-batches. In the second step the policy differs from the policy that the
-answers are attributed to, so that the clip acts. The same two steps are then made by hand.
-This is repeated for seven settings of the loss. The table shows how far the weights by hand
-are from TRL's weights: only the loss of the same name fits. In the last part, TRL also samples,
-and the policy learns to close brackets.
+step has two micro-batches. Before the second step, the policy has changed, so the clip acts in
+this step. The same two steps are then made by hand. This is repeated for seven settings of the
+loss. The table shows how far the weights by hand are from TRL's weights: only the loss of the
+same name leads to equal weights. In the last part, TRL also samples, and the policy learns to
+close brackets.
 
 Needs: pip install trl
 """
@@ -84,9 +84,8 @@ def our_loss(name: str, new, old, reference, advantages, mask, all_tokens: int):
         rows = [slice(i, i + 1) for i in range(n)]
         each = [clipped_loss(new[i], old[i], advantages[i], mask[i], CLIP) for i in rows]
         return torch.stack(each).mean() / MICRO_BATCHES
-    if (
-        name == "cispo"
-    ):  # the clipped ratio is a constant weight, so no token loses its gradient
+    if name == "cispo":
+        # The clipped ratio is a constant weight, so no token loses its gradient.
         weight = (new - old).exp().clamp(max=CISPO_CLIP).detach()
         return -(weight * advantages[:, None] * new * mask).sum() / all_tokens
     loss = clipped_loss(new, old, advantages, mask, CLIP)
