@@ -3,9 +3,9 @@
 dist.send may wait until the other side receives. In a ring each rank sends to its right
 neighbour and receives from its left neighbour. If all ranks send first, no rank ever reaches
 its recv. In the output, look at the call in which each rank waits. The control shows that one
-rank with the opposite order is enough to complete the same ring. With NCCL, the first send to a
-rank connects the two, which has no time limit. If a rank waits there, the program ends after 60
-seconds and prints the lines in which its ranks wait. A small tensor may also need no receiver.
+rank with the opposite order is enough to complete the same ring. With NCCL, a rank may also
+wait for a connection to a neighbour, without a time limit. Then the program ends after 60 s
+and prints where each rank waits. NCCL can also send a small tensor before a rank receives it.
 
     (no flag)       all ranks send first, and the time limit ends the program
     --control       rank 0 receives first, and the other ranks send first: the ring completes
@@ -97,7 +97,7 @@ def init_with_limits() -> torch.device:
     device = init_distributed()
     if device.type == "cuda":
         torch.set_default_device(device)
-        # No timeout covers a call that blocks before its kernel starts: print where it is.
+        # A call that blocks before its kernel starts has no timeout: print its line, and exit.
         faulthandler.dump_traceback_later(60, exit=True)
     return device
 

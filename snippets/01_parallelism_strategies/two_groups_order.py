@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 TRAINERS, LAYERS = (0, 1), 2
-SIZE = 2**22  # elements of a layer, more than NCCL stores in its buffers
+SIZE = 2**22  # elements of a layer, too many for the buffers of NCCL
 
 
 def layer(index: int) -> torch.Tensor:
@@ -99,7 +99,7 @@ def init_with_limits() -> torch.device:
     device = init_distributed()
     if device.type == "cuda":
         torch.set_default_device(device)
-        # No timeout covers a call that blocks before its kernel starts: print where it is.
+        # A call that blocks before its kernel starts has no timeout: print its line, and exit.
         faulthandler.dump_traceback_later(60, exit=True)
     return device
 

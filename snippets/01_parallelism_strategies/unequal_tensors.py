@@ -4,8 +4,8 @@ A collective assumes that all ranks pass tensors of equal size and dtype. gloo c
 the length of a message. A message that is longer than expected aborts the process with
 SIGABRT, in a thread where no `try` can catch it. A message of the right length is accepted,
 and its bits are read as the dtype of the receiver. TORCH_DISTRIBUTED_DEBUG=DETAIL compares
-size and dtype before anything is sent. NCCL compares nothing: it may end with a time-out, or
-with a wrong number in every element.
+size and dtype before anything is sent. NCCL compares nothing. The call may then time out, or
+return wrong numbers.
 
     --case size    rank 1 has five numbers, and rank 0 has four (the last batch, for example)
     --case dtype   rank 1 has int32, and rank 0 has float32
@@ -76,7 +76,7 @@ def init_with_limits() -> torch.device:
     device = init_distributed()
     if device.type == "cuda":
         torch.set_default_device(device)
-        # No timeout covers a call that blocks before its kernel starts: print where it is.
+        # A call that blocks before its kernel starts has no timeout: print its line, and exit.
         faulthandler.dump_traceback_later(60, exit=True)
     return device
 

@@ -5,7 +5,7 @@ wait until the timeout of the group (30 minutes for gloo, and 10 if NCCL is name
 error message names no rank. With TORCH_DISTRIBUTED_DEBUG=DETAIL, PyTorch checks before each
 collective that all ranks call the same one. monitored_barrier (gloo) names the missing rank.
 Use one of these two tools at a time. On GPUs, the barrier runs in a second group with gloo.
-NCCL does not compare calls. There, --case order may also end with wrong numbers.
+NCCL does not compare calls, so --case order may also end with wrong numbers.
 
     --case skip     rank 1 finds NaN in its batch and skips both collectives
     --case order    rank 1 calls the broadcast before the all-reduce, the others after it
@@ -99,7 +99,7 @@ def init_with_limits() -> torch.device:
     device = init_distributed()
     if device.type == "cuda":
         torch.set_default_device(device)
-        # No timeout covers a call that blocks before its kernel starts: print where it is.
+        # A call that blocks before its kernel starts has no timeout: print its line, and exit.
         faulthandler.dump_traceback_later(60, exit=True)
     return device
 

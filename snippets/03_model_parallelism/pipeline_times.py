@@ -306,7 +306,7 @@ def main() -> None:
     if min(args.forward, args.backward, args.weights) < 1 or args.link < 0:
         sys.exit("a time is 1 ms or more, and a link 0 or more")
     if not 0 <= args.at <= PARTS:
-        sys.exit(f"--at must be 0 to {PARTS}")
+        sys.exit(f"--at must be a number from 0 to {PARTS}")
     pace = (args.pace or ",".join(["10"] * p)).split(",")
     if len(pace) != p or not all(each.isdigit() and int(each) for each in pace):
         sys.exit(

@@ -68,7 +68,7 @@ def init_with_limits() -> torch.device:
     device = init_distributed()
     if device.type == "cuda":
         torch.set_default_device(device)
-        # No timeout covers a call that blocks before its kernel starts: print where it is.
+        # A call that blocks before its kernel starts has no timeout: print its line, and exit.
         faulthandler.dump_traceback_later(60, exit=True)
     return device
 

@@ -278,8 +278,8 @@ def check() -> int:
     cases = 0
     for name, dtype in types.items():
         f, view = FORMATS[name], views[dtype.itemsize]
-        torch_says = torch.finfo(dtype)
-        expected = torch_says.max, torch_says.smallest_normal, torch_says.eps
+        info = torch.finfo(dtype)
+        expected = info.max, info.smallest_normal, info.eps
         assert limits(f) == expected, name
         casts = x.to(dtype)
         width = 2 ** (1 + f.e + f.m)

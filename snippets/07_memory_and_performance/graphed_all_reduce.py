@@ -4,7 +4,7 @@ NCCL launches its kernels on a stream, so a CUDA graph records them like all oth
 replay then starts the all-reduce again, without a call of torch.distributed. Every rank must
 therefore replay the same graphs in the same order. On a CPU, the program only runs the step
 that it would capture. On NVIDIA GPUs, it also captures and replays the step. In both cases, the
-weights must be those of one process that trains on all rows.
+weights must equal the weights of one process that trains on all rows.
 """
 
 import os
@@ -20,7 +20,7 @@ RATE = 0.02
 
 
 def all_batches(n: int) -> torch.Tensor:
-    """The rows of all ranks, [steps, ranks, rows, width], which every rank computes alike."""
+    """The rows of all ranks, [steps, ranks, rows, width]. They are the same on every rank."""
     random = torch.Generator().manual_seed(0)
     return torch.randn(STEPS, n, ROWS, WIDTH, generator=random, dtype=torch.float64)
 

@@ -112,8 +112,8 @@ class Served:
     free: int = 0  # blocks
     preempted: int = 0
     again: int = 0  # tokens to be computed again
-    for_blocks: int = 0  # ns in which the next request waits for blocks, and for a slot
-    for_slot: int = 0
+    for_blocks: int = 0  # ns in which the next request waits for blocks
+    for_slot: int = 0  # ns in which the next request waits for a slot
 
 
 def serve(s: Settings, rate: int, until: float = math.inf) -> Served:
@@ -222,7 +222,7 @@ def measure(s: Settings, rate: int) -> dict[str, float]:
 
 
 def changes(s: Settings) -> dict[str, Settings]:
-    """Single changes of the server that may help."""
+    """Return the single changes of the server that may help, by name."""
     budget, slots = s["budget"], s["slots"]
     made = {"twice the cache": {"cache": 2 * s["cache"]}}
     if not budget or 2 * slots <= budget:
@@ -237,7 +237,7 @@ def changes(s: Settings) -> dict[str, Settings]:
 
 
 def best_change(s: Settings, kept: int) -> tuple[str, int]:
-    """Return the change after which most requests are in time, and their number."""
+    """Return the change with the most requests in time, and the number of these requests."""
     best = "none", kept
     for name, change in changes(s).items():
         after = measure(s | change, s["rate"])["kept"]
@@ -396,7 +396,8 @@ def main() -> None:
     print(f"{s['rate']} requests/s: {said['throughput']}, {said['kept']} in time")
     print(f"first token, p50 and p99: {said['ttft']}; longest gap of an answer: {said['gap']}")
     print(f"preemptions: {said['again']}")
-    print(f"requests wait: {said['waits']}; helps most: {said['helps']}")
+    print(f"time in which requests wait: {said['waits']}")
+    print(f"change that helps most: {said['helps']}")
     print(f"after {said['moment']}: {said['now']}")
     print(f"blocks: {said['blocks']}, {said['filled']} filled")
     print("requests/s  tokens/s  TTFT p50       p99   gap p99   goodput")

@@ -61,7 +61,7 @@ def init_with_limits() -> torch.device:
     device = init_distributed()
     if device.type == "cuda":
         torch.set_default_device(device)
-        # No timeout covers a call that blocks before its kernel starts: print where it is.
+        # A call that blocks before its kernel starts has no timeout: print its line, and exit.
         faulthandler.dump_traceback_later(60, exit=True)
     return device
 
@@ -90,7 +90,7 @@ def read(folder: str) -> None:
         sys.exit(f"there is no folder {folder}: this program under torchrun writes dumps/")
     dumps = [pickle.loads(p.read_bytes()) for p in sorted(Path(folder).glob("rank_*"))]
     print("call   " + "".join(f"rank {rank:<18}" for rank in range(len(dumps))))
-    entries = [d["entries"] for d in dumps]  # with NCCL, the ranks may differ in their number
+    entries = [d["entries"] for d in dumps]  # with NCCL, some ranks may have fewer
     for calls in zip(*entries, strict="gloo" in entries[0][0]["profiling_name"]):
         row = ""
         for call in calls:
@@ -131,11 +131,11 @@ def main() -> None:
     torch.set_num_threads(1)
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
     device = init_with_limits()
-    # Rank 0 times out first. With gloo, this closes its connections, so the others fail, too.
+    # Rank 0 times out first. With gloo, its connections then close, and all ranks fail.
     later = 60 if device.type == "cpu" else 12
     limit = timedelta(seconds=8 if dist.get_rank() == 0 else later)
-    older = dist.distributed_c10d._set_pg_timeout  # the name in older releases
-    getattr(dist, "set_timeout", older)(limit)  # of the default group
+    set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
+    set_timeout(limit)  # of the default group; older releases have only the private function
     try:
         for number in range(4):
             step(number)

@@ -70,7 +70,7 @@ def init_with_limits() -> torch.device:
     device = init_distributed()
     if device.type == "cuda":
         torch.set_default_device(device)
-        # No timeout covers a call that blocks before its kernel starts: print where it is.
+        # A call that blocks before its kernel starts has no timeout: print its line, and exit.
         faulthandler.dump_traceback_later(60, exit=True)
     return device
 
@@ -89,8 +89,8 @@ def main() -> None:
     for what in ("all_reduce", "monitored_barrier", "monitored_barrier, wait for all"):
         dist.barrier()
         timeout = timedelta(seconds=4 if rank == 0 else 20)  # rank 0 must give up first
-        backend = None if what == "all_reduce" else "gloo"  # None: that of the default group
-        group = dist.new_group(timeout=timeout, backend=backend)  # it is lost after a failure
+        backend = None if what == "all_reduce" else "gloo"  # None: as in the default group
+        group = dist.new_group(timeout=timeout, backend=backend)  # unusable after a failure
         dist.barrier()
         if rank in ABSENT:
             time.sleep(5)
