@@ -583,7 +583,7 @@ def clusters(d: Drawing) -> None:
 
 
 def post_training(d: Drawing) -> None:
-    """The loop of post-training: prompts, answers, rewards, and new weights."""
+    """The loop of post-training: answers, rewards and new weights."""
     boxes = [
         ("sampler", 16, 58, BLUE),
         ("checker", 122, 14, GREY),
