@@ -76,10 +76,13 @@ def plan(*words: str, program: str = "plan.py") -> subprocess.CompletedProcess:
         (["--model", "gone.json"], "--model: gone.json cannot be read"),
         (["--tokens", "1T", "--save", "1e9"], "--save: with its restarts"),
         (["--emit", "jax"], "argument --emit: invalid choice: 'jax'"),
-        (["--post-training", "answer=8192"], "prompt 512 and answer 8192 need more than 0"),
-        (["--post-training", "answer=long"], "answer is a whole number, not 'long'"),
-        (["--post-training", "critic=2"], "--post-training: critic is 0 or 1, not '2'"),
-        (["--post-training", "group=8"], "--post-training: such as prompt=512,answer=2048"),
+        (["--post-training", "answer=8192"], "prompt 512 plus answer 8192 at most the 8,192"),
+        (["--post-training", "answer=long"], "answer must be a whole number, not 'long'"),
+        (["--post-training", "critic=2"], "--post-training: critic must be 0 or 1, not '2'"),
+        (
+            ["--post-training", "group=8"],
+            "--post-training: unknown setting 'group'; allowed: prompt, answer",
+        ),
         (["--post-training", "--tokens", "1T"], "--post-training: it cannot be combined with"),
         (["--post-training", "--gpus", "8"], "no layout trains this model on all 8 GPUs"),
         (["--post-training", "tp=3"], "--post-training: no engine has room"),
@@ -142,20 +145,18 @@ def test_the_phases_of_post_training_have_the_bytes_of_their_models() -> None:
                 abs(float(each) - size * count / ranks) < 0.051 for each in found
             )
         assert set(re.findall(r"sampler weights ([\d.]+)", text)) == {f"{2 * count / 2:.1f}"}
+
+    def seconds_of(text: str) -> dict[str, float]:
+        found = re.findall(r"^  ([a-z]+(?: [a-z]+)?) +([\d.]+) s", text, re.M)
+        return {name: float(seconds) for name, seconds in found}
+
     # both sides of the separate layout work at the same time, so the slower side decides
-    rows = {
-        name: float(s)
-        for name, s in re.findall(r"^  ([a-z]+(?: [a-z]+)?) +([\d.]+) s", apart, re.M)
-    }
+    rows = seconds_of(apart)
     total = float(re.search(r"sample: ([\d.]+) s a step", apart)[1])
     sides = rows["sample"] + rows["weight sync"], rows["reference"] + rows["train"]
     assert abs(total - max(sides)) < 0.11
-    rows = {
-        name: float(s)
-        for name, s in re.findall(r"^  ([a-z]+(?: [a-z]+)?) +([\d.]+) s", turns, re.M)
-    }
     total = float(re.search(r"in turn: ([\d.]+) s a step", turns)[1])
-    assert abs(total - sum(rows.values())) < 0.26
+    assert abs(total - sum(seconds_of(turns).values())) < 0.26
 
 
 @pytest.mark.parametrize(

@@ -588,24 +588,22 @@ PARTS_OF_JOB = {"prompt": 512, "answer": 2048, "reference": 1, "critic": 0, "tp"
 
 
 def the_job(text: str, sequence: int, batch: int) -> post_training.Job:
-    """The answers of a step. A batch of tokens has as many answers as it has room for."""
+    """Return the job. Its number of answers is the batch divided by prompt + answer."""
     values = dict(PARTS_OF_JOB)
     for part in text.split(",") if text else ():
         name, _, value = part.partition("=")
         if name not in values:
-            stop("--post-training", "such as prompt=512,answer=2048,reference=1,critic=0")
+            stop("--post-training", f"unknown setting {name!r}; allowed: {', '.join(values)}")
         switch = name in ("reference", "critic")
         if not value.isdecimal() or (switch and value not in ("0", "1")):
             what = "0 or 1" if switch else "a whole number"
-            stop("--post-training", f"{name} is {what}, not {value!r}")
+            stop("--post-training", f"{name} must be {what}, not {value!r}")
         values[name] = int(value)
     prompt, answer = values["prompt"], values["answer"]
     if not 0 < answer <= sequence - prompt:
-        stop("--post-training", f"prompt {prompt} and answer {answer} need more than 0 tokens "
-             f"and at most a sequence, which has {sequence:,}")  # fmt: skip
+        stop("--post-training", f"an answer must have at least 1 token, and prompt {prompt} "
+             f"plus answer {answer} at most the {sequence:,} tokens of a sequence")  # fmt: skip
     answers = batch // (prompt + answer)
-    if not answers:
-        stop("--post-training", f"a batch of {batch:,} tokens has less than one answer")
     switches = bool(values["reference"]), bool(values["critic"])
     return post_training.Job(
         answers, prompt, answer, sequence - prompt, *switches, tp=values["tp"]

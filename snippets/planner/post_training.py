@@ -2,7 +2,7 @@
 
     python post_training.py
 
-`plan.py --post-training` prints both. The time of training is that of plan.py. Sampling reads
+`plan.py --post-training` prints both. plan.py gives the time of a training step. Sampling reads
 all weights and the cache of all running answers for every token, so its time is the longer of
 what the products and the memory need, at the rates of constants.toml. No measured run of
 sampling was compared with this estimate. The reference model and the critic are sharded over
@@ -33,7 +33,7 @@ class Job:
     longest: int  # tokens of the longest answer
     reference: bool = True  # a frozen copy of the model, for a KL penalty
     critic: bool = False  # a second trained model of the same size, for PPO
-    tp: int = 0  # GPUs of a sampling engine; 0 takes the fastest
+    tp: int = 0  # GPUs of a sampling engine; 0 chooses the fastest
 
     def extra_parts(self, shape: Shape, gpus: int) -> dict[str, float]:
         """Bytes of reference and critic on each training GPU: 2 and 18 per parameter."""
@@ -223,7 +223,7 @@ def separate(
 
 
 def lines(plan: Plan) -> list[str]:
-    """What plan.py prints of a plan: its times, and the memory of one GPU in each phase."""
+    """Return the lines that plan.py prints: times, and memory of one GPU in each phase."""
     made, rows = plan.sampler, []
     notes = {
         "sample": f"engines of TP {made.tp}: {made.engines}, each with {made.together} answers "
@@ -253,8 +253,9 @@ def main() -> None:
     print("Llama 3 8B on one H100: ms for a token of each answer, tokens/s of all answers")
     for together in (1, 16, 64, 256):
         seconds = token_seconds(shape, together, context, 1, gpu, c)
-        # by hand: weights and caches, element by element, at 70% of the memory's bandwidth
-        weights = 2 * (parameters(shape) - shape.vocabulary * shape.hidden)  # but the embedding
+        # by hand, element by element: the weights without the embedding, and the caches, at
+        # 70% of the memory's bandwidth
+        weights = 2 * (parameters(shape) - shape.vocabulary * shape.hidden)
         norms = 2 * shape.hidden * (2 * shape.layers + 1)
         caches = sum(2 * 2 * 8 * 128 * context for _ in range(together * shape.layers))
         by_hand = (weights - norms + caches) / (0.7 * 3.35e12)

@@ -2,8 +2,8 @@
 
     python rank_memory.py --model llama-3-8b --dp 64 --zero 1 --micro-batches 8
 
-The parts are those that memory.py adds up. "temporary" is what its replay has allocated at
-most above their sum, and what the planner adds for what no replay sees. A stage fits if it
+The parts are those that memory.py adds up. "temporary" is the part of the replay's peak that
+exceeds their sum, and what the planner adds for memory outside the replay. A stage fits if it
 leaves the share of the GPU's memory free that the planner leaves. Changes keep the number of
 GPUs and the batch, and are timed by step_time.py: the fastest that fits is the one to try
 first. With --view step, the program also prints the fullest moment of every forward and

@@ -299,7 +299,7 @@ def last_end(durations: list[float], slots: int) -> float:
 
 # --8<-- [start:predicted]
 def predicted_step(mode: str) -> float:
-    """Seconds of a step: a batch waits for its longest answer, or only the work counts."""
+    """Return the seconds of a step. Only asynchronous steps need not wait for a whole batch."""
     if mode == "asynchronous":
         return max(sum(SAMPLE) / SAMPLERS, TRAIN)
     batch = last_end(SAMPLE, SAMPLERS)
@@ -370,8 +370,8 @@ def main() -> None:
             row += f"{share:9.0%} ≈{found:4.0%} "
         about = "≈" if mode == "asynchronous" else " "
         print(f"{row:64} {about}{sum(ages) / len(ages):.2f}, {BOUND[mode]}")
-        # These checks are true on any machine, because a sleep never ends early. The next batch
-        # of one step off begins after its permits, which follow the begin of a step.
+        # These checks are true on any machine, because a sleep never ends early. In the mode
+        # "one step off", the trainer permits the next batch only after a step has started.
         least = {"synchronous": max(SAMPLE) + TRAIN, "one step off": max(SAMPLE)}
         assert end - steps[0][0] >= (STEPS - 1) * least.get(mode, TRAIN) + TRAIN
         for index, _, _, times, _ in finished:
@@ -390,7 +390,7 @@ def main() -> None:
                 min(k, BOUND[mode]) for k in range(STEPS) for _ in range(GROUPS)
             ]
             for i, _, _, times, _ in finished:
-                quick = times[0] - permitted[i] < TRAIN / 2  # else the machine is overloaded
+                quick = times[0] - permitted[i] < TRAIN / 2  # else the step may be over
                 if mode == "synchronous" or i < GROUPS:
                     assert overlap[i] == 0
                 elif quick:

@@ -1,9 +1,9 @@
 """Simulates three ways to handle answers that are much longer than the others.
 
 A step needs 256 answers. Every running answer grows by one token in a tick. A batch can wait
-for its longest answer. With over-sampling, more answers are started, and the rest is aborted
-when 256 have ended. With partial rollouts, the rest continues in the next step. Look at the
-mean length of the answers that are used: over-sampling prefers short answers.
+for its longest answer. With over-sampling, more answers are started. When 256 of them have
+ended, the others are aborted. With partial rollouts, the others continue in the next step. Look
+at the mean length of the answers that are used: over-sampling prefers short answers.
 Draws long_answers.svg.
 """
 
@@ -168,8 +168,8 @@ def main() -> None:
         text = f"{running:7}  {fmean(over.ticks):6.0f} {share:7.1%}  {fmean(over.used):11.0f}"
         text += f"     {fmean(part.ticks):6.0f} {fmean(part.used):12.0f}"
         print(f"{text} {fmean(part.ages):5.2f} {max(part.ages):8}")
-        # Little's law: an answer takes part in running / BATCH steps on average, whatever the
-        # lengths are
+        # Little's law: for every distribution of lengths, an answer takes part in
+        # running / BATCH steps on average
         assert abs(fmean(part.ages) - (running / BATCH - 1)) < 0.02
         # over-sampling uses the shortest answers; partial rollouts use all of them in the end
         everything = fmean(over.started)

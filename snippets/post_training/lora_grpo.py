@@ -314,7 +314,7 @@ def svg_arrow(x: float, y: float, to: float) -> str:
 
 
 def draw(sent: int, weights: int) -> str:
-    """What the trainer and the sampler store, and what is sent between them."""
+    """Draw the tensors of the trainer and of the sampler, and the tensors that are sent."""
     return "\n".join(
         [
             '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 720 200" '

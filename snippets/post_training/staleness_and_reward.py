@@ -167,11 +167,12 @@ def ignored_tokens(new, old, advantages) -> torch.Tensor:
 
 # --8<-- [start:learn]
 def learn(state: dict, seed: int, age: int, corrected: bool) -> tuple[list[float], float]:
-    """Train with samples from weights that are `age` steps old, or as old as the training is.
+    """Train with samples from weights that are `age` steps old.
 
-    Without correction, the ratio compares with the weights of the trainer, as if they had
-    sampled the answers. Returns the expected reward before each step and at the end, and the
-    share of tokens that the clipped objective ignores in the first update of a batch.
+    The first `age` steps use the initial weights, because no weights are older. Without
+    correction, the ratio compares with the weights of the trainer, as if they had sampled the
+    answers. Returns the expected reward before each step and at the end, and the share of
+    tokens that the clipped objective ignores in the first update of a batch.
     """
     rng = torch.Generator().manual_seed(seed)
     policy, sampler = Policy(layers=1), Policy(layers=1)
@@ -240,9 +241,9 @@ def simulated_step(age: int, batches: list[list[float]]) -> float:
 
 
 def least_step(age: int, batch: float, work: float) -> float:
-    """No step is shorter than its training, than the samplers' work, or than its part of the
-    circle: new weights, a whole batch with its longest answer, and `age` + 1 steps later the
-    next weights.
+    """No step is shorter than its training, than the samplers' work, or than its part of a
+    cycle. A cycle starts a batch, waits for its longest answer and trains on the batch, and in
+    this time `age` + 1 steps are made.
     """
     return max(TRAIN, work, (batch + TRAIN) / (age + 1))
 
@@ -251,7 +252,7 @@ def least_step(age: int, batch: float, work: float) -> float:
 
 
 def reward_at(curve: list[float], seconds: float, step: float) -> float:
-    """The reward after some seconds; the first step needs its whole circle."""
+    """Return the reward after some seconds, as if every step lasted `step` seconds."""
     return curve[min(STEPS, int(seconds / step))]
 
 
@@ -335,7 +336,7 @@ def main() -> None:
         name = "yes" if corrected else "no"
         text += f"   ≈{max(falls[age, corrected]):.2f}"
         print(f"{age:3}  {name:10} {about + f'{shares[age, corrected]:.0%}':>14}{text}")
-    # fresh samples, and samples that count as fresh, are never ignored in the first update
+    # fresh samples, and samples treated as fresh, are never ignored in the first update
     assert shares[0, True] == shares[8, False] == 0 < shares[2, True] < shares[8, True]
     # a step with old samples teaches less: compare the mean over all steps and seeds
     area = {key: fmean([fmean(row) for row in rows]) for key, rows in curves.items()}

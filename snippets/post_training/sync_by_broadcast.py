@@ -2,8 +2,9 @@
 
 Each trainer rank has some rows of each parameter (FSDP2). Rank 0 gathers a bucket of parameters
 in one buffer, and broadcasts the buffer to the sampler ranks. A bucket is the whole model, one
-parameter, or as many parameters as fit into 128 KiB. The program counts the bytes inside the
-calls. The memory is the largest sum of all buffers that exist at the same time.
+parameter, or several parameters that together need at most 128 KiB. The program counts the
+bytes inside the calls. The memory is the largest sum of all buffers that exist at the same
+time.
 """
 
 import os
@@ -93,7 +94,7 @@ class Transfer:
         dist.broadcast(tensor, src=0, group=self.group)
         self.broadcasts += 1
         if dist.get_rank() == 0:
-            self.sent += tensor.nbytes  # in a ring or a tree, other ranks pass it on
+            self.sent += tensor.nbytes  # in a ring or a tree, other ranks forward it
         else:
             self.received += tensor.nbytes
 

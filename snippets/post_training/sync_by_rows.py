@@ -87,7 +87,7 @@ Plan = dict[tuple[int, int], list[tuple[str, Box]]]  # trainer and sampler rank 
 
 
 def fsdp_box(shape: tuple[int, int], rank: int, ranks: int) -> Box:
-    """The rows of a trainer rank: FSDP2 gives each rank ceil(rows / ranks) of the rest."""
+    """The rows of a trainer rank: ceil(rows / ranks), or fewer at the end."""
     size = -(-shape[0] // ranks)
     top = min(rank * size, shape[0])
     return Box(top, min(top + size, shape[0]), 0, shape[1])
@@ -117,7 +117,7 @@ def make_plan(has: list[dict[str, list[Box]]], needs: list[dict[str, list[Box]]]
         for name in boxes:
             for need in boxes[name]:
                 missing = need.elements()
-                for turn in range(len(has)):  # different receivers ask different senders first
+                for turn in range(len(has)):  # receivers start with different senders
                     sender = (receiver + turn) % len(has)
                     for own in has[sender][name]:
                         piece = own.overlap(need)

@@ -163,7 +163,7 @@ def wait_for(pending: list, done: list[str]) -> None:
 
 
 class Engine:
-    """The sampler: the weights in use, a spare copy, and what it knows about the answers."""
+    """The sampler: the weights in use, a spare copy, and the progress of the sync."""
 
     def __init__(self, policy: Policy, way: str, buckets: list[list[str]], group) -> None:
         self.live, self.way, self.buckets, self.group = policy, way, buckets, group
@@ -197,7 +197,7 @@ class Engine:
 
     @torch.no_grad()
     def answer(self, prompts: torch.Tensor, rng: torch.Generator) -> list[torch.Tensor]:
-        """Answers, log-probabilities and versions, each [n, NEW]."""
+        """Return the answers, the log-probabilities and the versions, each [n, NEW]."""
         caches: list[list] = [[] for _ in self.live.blocks]
         tokens, answers, log_probs, versions = prompts, [], [], []
         for _ in range(NEW):

@@ -2,7 +2,8 @@
 
 Ranks 0 and 1 train, and ranks 2 and 3 sample with tensor parallelism. There are three groups:
 the trainer ranks gather each bucket, rank 0 broadcasts it to the sampler ranks, and the sampler
-ranks do an all-reduce for each token. Each sampler rank itself reads the request for weights.
+ranks do an all-reduce for each token. Each sampler rank itself reads the request for new
+weights.
 
     same token       both sampler ranks read the request before token 2, and all ranks finish
     different token  rank 3 reads it one token later: a hang, which ends with a time-out
@@ -26,10 +27,10 @@ CASES = ("same token", "different token", "leader decides")
 class Groups:
     """The three groups. Records the collective that this rank has entered."""
 
-    def __init__(self, in_vain: bool) -> None:
+    def __init__(self, hangs: bool) -> None:
         self.rank, self.log, self.started = dist.get_rank(), [], None
         # the limit of rank 0 is shorter, so its error is a time-out, not a broken connection
-        limit = timedelta(seconds=(3 if self.rank == 0 else 6) if in_vain else 60)
+        limit = timedelta(seconds=(3 if self.rank == 0 else 6) if hangs else 60)
         # every rank creates all groups, member or not, in the same order
         self.trainers = dist.new_group([0, 1], timeout=limit)
         self.samplers = dist.new_group([2, 3], timeout=limit)
@@ -96,7 +97,7 @@ def sampler_rank(groups: Groups, request_at: int, follow: bool) -> list[torch.Te
 
 def run(case: str) -> tuple[str, int | None, int | None]:
     """Return a report, the token of the request, and the token of the sync on this rank."""
-    groups = Groups(in_vain=case == "different token")
+    groups = Groups(hangs=case == "different token")
     late = groups.rank == 3 and case != "same token"
     request_at = None if groups.rank < 2 else 3 if late else 2
     dist.barrier()

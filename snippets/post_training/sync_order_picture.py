@@ -50,21 +50,21 @@ def missing(call: Call, rank: int, entered: list[list[Call]], variant: str) -> l
 
 
 def simulate(programs: list[list[Call]], variant: str) -> tuple[list[int], list[list[int]]]:
-    """How many calls each rank has left in the end, and for which ranks each rank waits."""
-    left, ranks = [0] * len(programs), range(len(programs))
+    """Return how many calls each rank has completed, and for which ranks each rank waits."""
+    completed, ranks = [0] * len(programs), range(len(programs))
     while True:
-        entered = [programs[rank][: left[rank] + 1] for rank in ranks]
+        entered = [programs[rank][: completed[rank] + 1] for rank in ranks]
         waits = [
-            missing(programs[rank][left[rank]], rank, entered, variant)
-            if left[rank] < len(programs[rank])
+            missing(programs[rank][completed[rank]], rank, entered, variant)
+            if completed[rank] < len(programs[rank])
             else []
             for rank in ranks
         ]
-        moves = [r for r in ranks if left[r] < len(programs[r]) and not waits[r]]
+        moves = [r for r in ranks if completed[r] < len(programs[r]) and not waits[r]]
         if not moves:
-            return left, waits
+            return completed, waits
         for rank in moves:
-            left[rank] += 1
+            completed[rank] += 1
 
 
 def cycle(waits: list[list[int]], rank: int) -> list[int]:
@@ -87,14 +87,14 @@ def draw(cases: dict[str, tuple[list[list[Call]], list[int], list[list[int]]]]) 
         'font-family="system-ui, sans-serif">'
     ]
     names = ["trainer 0", "trainer 1", "sampler 2", "sampler 3"]
-    for panel, (title, (programs, left, waits)) in enumerate(cases.items()):
+    for panel, (title, (programs, completed, waits)) in enumerate(cases.items()):
         top = 8 + 160 * panel
         parts.append(draw_text(2, top + 12, title, INK, 15))
         for rank, program in enumerate(programs):
             y = top + 24 + 30 * rank
             parts.append(draw_text(2, y + 17, names[rank], MUTED))
-            for index, call in enumerate(program[: left[rank] + 1]):
-                x, stuck = 78 + 74 * index, index == left[rank]
+            for index, call in enumerate(program[: completed[rank] + 1]):
+                x, stuck = 78 + 74 * index, index == completed[rank]
                 colour = RED if stuck else COLOURS[call.group]
                 dashes = ' stroke-dasharray="4 3"' if stuck else ""
                 parts.append(
@@ -103,7 +103,7 @@ def draw(cases: dict[str, tuple[list[list[Call]], list[int], list[list[int]]]]) 
                 )
                 parts.append(draw_text(x + 6, y + 17, f"{call.group} {call.number}"))
             if waits[rank]:
-                x = 78 + 74 * (left[rank] + 1) + 4
+                x = 78 + 74 * (completed[rank] + 1) + 4
                 parts.append(draw_text(x, y + 17, f"waits for rank {waits[rank][0]}", RED))
     return "\n".join([*parts, "</svg>", ""])
 
@@ -112,17 +112,17 @@ def main() -> None:
     cases, reports = {}, {}
     for title, starts, buckets, variant in (
         ("Both sampler ranks start the sync before token 2: all finish", (2, 2), 2, "direct"),
-        ("Rank 3 would start it one token later: no rank can continue", (2, 3), 2, "direct"),
+        ("Rank 3 would start one token later: no rank can continue", (2, 3), 2, "direct"),
         ("The same with one bucket: all finish", (2, 3), 1, "direct"),
         ("The same with one bucket in a ring: three ranks wait", (2, 3), 1, "ring"),
         ("The same with two buckets that fit into a buffer: all finish", (2, 3), 2, "buffered"),
     ):
         programs = [calls_of(rank, (0, 0, *starts)[rank], buckets) for rank in range(4)]
-        left, waits = simulate(programs, variant)
+        completed, waits = simulate(programs, variant)
         if len(cases) < 2:  # the picture shows the first two cases
-            cases[title] = programs, left, waits
+            cases[title] = programs, completed, waits
         reports[title] = [
-            programs[rank][left[rank]] if waits[rank] else None for rank in range(4)
+            programs[rank][completed[rank]] if waits[rank] else None for rank in range(4)
         ]
         print(title)
         for rank in range(4):

@@ -36,7 +36,7 @@ Plan = dict[tuple[int, int], list[tuple[str, Box]]]  # trainer and sampler rank 
 
 
 def fsdp_box(shape: tuple[int, int], rank: int, ranks: int) -> Box:
-    """The rows of a trainer rank: FSDP2 gives each rank ceil(rows / ranks) of the rest."""
+    """The rows of a trainer rank: ceil(rows / ranks), or fewer at the end."""
     size = -(-shape[0] // ranks)
     top = min(rank * size, shape[0])
     return Box(top, min(top + size, shape[0]), 0, shape[1])
@@ -66,7 +66,7 @@ def make_plan(has: list[dict[str, list[Box]]], needs: list[dict[str, list[Box]]]
         for name in boxes:
             for need in boxes[name]:
                 missing = need.elements()
-                for turn in range(len(has)):  # different receivers ask different senders first
+                for turn in range(len(has)):  # receivers start with different senders
                     sender = (receiver + turn) % len(has)
                     for own in has[sender][name]:
                         piece = own.overlap(need)
@@ -101,7 +101,7 @@ def llama_70b() -> tuple[Shapes, dict[str, str]]:
 
 
 def traffic(trainers: int, engines: int, degree: int) -> tuple[float, float, float]:
-    """GB of the model, GB that a trainer rank sends at most, and GB that a sampler receives."""
+    """Return GB: the model, the most that a trainer rank sends and a sampler rank receives."""
     shapes, cuts = llama_70b()
     has = [
         {n: [fsdp_box(s, rank, trainers)] for n, s in shapes.items()}
@@ -208,7 +208,7 @@ def main() -> None:
         model, sent, received = traffic(trainers, engines, degree)
         broadcast = 1e9 * model / NETWORK
         rows = 1e9 * max(sent, received) / NETWORK
-        relayed = 1e9 * max(sent / engines, received) / NETWORK  # engines pass the rows on
+        relayed = 1e9 * max(sent / engines, received) / NETWORK  # engines forward rows
         print(
             f"{trainers:8}  {engines:2} x TP {degree}  {sent:13.1f} GB  {received:5.1f} GB"
             f"  {broadcast:10.2f} s  {rows:5.2f} s  {relayed:5.2f} s"

@@ -1,4 +1,4 @@
-"""Trainer and sampler are two programs with different cuts of one policy, and both learn.
+"""A trainer and a sampler are two programs, and each of them cuts one policy differently.
 
 The first ranks train the policy with FSDP2. The last ranks sample answers. They cut the policy
 with tensor parallelism, keep a KV cache, and batch continuously: when an answer ends, it leaves
