@@ -413,8 +413,8 @@ if __name__ == "__main__":
 #
 # Which tokens does the objective include? The mask is 1 for each token that the policy chose,
 # and 0 for padding. All answers are stored with the same length, so an answer is padded with
-# `PAD` after its `END`. The policy also chose the token `END` itself, so the mask of `END`
-# is 1. If it were 0, [no gradient would teach the policy to write
+# `PAD` after its `END`. The policy also chose the token `END` itself, so the mask of `END` is
+# 1. If the mask of `END` were 0, [no gradient would teach the policy to write
 # `END`](../clusters/post_training.md#the-end-of-sequence-token-is-never-learned). The policy
 # can even choose the token `PAD` before `END`. Such a `PAD` is not padding, so its mask is
 # also 1.
@@ -433,7 +433,7 @@ if __name__ == "__main__":
 def answer_mask(answers: torch.Tensor) -> torch.Tensor:
     """1.0 for each token up to and including the first END, 0.0 for padding, [n, new]."""
     # >>> solution 2: return 1.0 for each token up to and including the first END, else 0.0
-    # hint: The cumulative sum counts the END tokens so far, but a token itself may be END.
+    # hint: The cumulative sum includes the token itself. Count only the END tokens before it.
     is_end = (answers == END).int()
     return (is_end.cumsum(1) - is_end == 0).float()
     # <<< solution
@@ -1245,7 +1245,8 @@ if __name__ == "__main__":
                 say(f"step 8: iterations {iteration - 7} to {iteration}: reward {mean:.2f}")
         first, last = rewards[0], sum(rewards[-4:]) / 4
         assert first < 0.2 and last > 0.9, (
-            f"the reward rises from {first:.2f} to {last:.2f}, but it must rise above 0.9"
+            f"the reward is {first:.2f} at first and {last:.2f} at the end, but it must rise"
+            " from below 0.2 to above 0.9"
         )
 
     check_update()

@@ -361,9 +361,12 @@ def check_plan(
 def late_messages(module: ModuleType, lesson: Lesson) -> Iterator[None]:
     """Deliver the messages of isend and irecv as late as PyTorch allows."""
     send, receive = distributed_c10d.isend, distributed_c10d.irecv
+    works = []  # a message can get lost if the learner's code keeps no reference to its handle
 
     def delayed(real: dist.Work, tensor: torch.Tensor, buffer: torch.Tensor) -> DelayedWork:
-        return DelayedWork(real, tensor, buffer, lambda touched: None, lesson.calls[-1])
+        work = DelayedWork(real, tensor, buffer, lambda touched: None, lesson.calls[-1])
+        works.append(work)
+        return work
 
     def late_isend(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> DelayedWork:
         return delayed(send(tensor, *args, **kwargs), tensor, tensor)
@@ -418,12 +421,13 @@ def sync(submission, reference, lesson):
         before = {name: each.clone() for name, each in shards.items()}
         tensors, first = dict(parts), len(lesson.calls)
         phase = "sync" if trainers == samplers == 2 else ""
-        with late_messages(submission, lesson), lesson.phase(phase):
-            submission.sync_weights(
-                plan, lesson.rank, trainers, shards if is_trainer else {}, parts
-            )
+        with late_messages(submission, lesson):
+            with lesson.phase(phase):
+                submission.sync_weights(
+                    plan, lesson.rank, trainers, shards if is_trainer else {}, parts
+                )
+            lesson.wait_for_ranks()
         calls = lesson.calls[first:]
-        lesson.wait_for_ranks()
         check_sync(lesson, plan, trainers, calls, (before, shards) if is_trainer else ({}, {}))
         case = f"with {count(trainers, 'trainer')} and {count(samplers, 'sampler')},"
         case += f" rank {lesson.rank}"
