@@ -389,6 +389,13 @@ def requested_groups(module: ModuleType, call: Callable[[], Any]) -> list[list[i
     return requests
 
 
+def gathered(value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
+    """Return the values of all ranks of a group, in rank order, by an unrecorded call."""
+    values: list[Any] = [None] * dist.get_world_size(group)
+    distributed_c10d.all_gather_object(values, value, group=group)
+    return values
+
+
 def call_before(owner: Any, name: str, hook: Callable) -> None:
     """Replace the function `owner.name` by one that first calls `hook` with its arguments."""
     real = getattr(owner, name)

@@ -39,9 +39,9 @@ from worldsize.execution.processes import end_with_parent
 
 
 class DelayedWork:
-    """The handle of an asynchronous collective that delivers its result in `wait`.
+    """The handle of an asynchronous call that delivers its result in `wait`.
 
-    The collective works on `result`, which is a copy of the tensor `target`. `real` is the
+    The call works on `result`, which is a copy of the tensor `target`. `real` is the
     handle that torch returned for it. `report(touched=…)` reports to the supervisor that the
     call is complete.
     """

@@ -96,10 +96,10 @@ def _compare_calls_of(group: Group, members: tuple[int, ...], step: Step, absent
         if None in calls:
             callers = [r for r, call in zip(ranks, calls, strict=True) if call is not None]
             name, numel, _ = next(call for call in calls if call is not None)
-            what = f"only {_names_of(*callers)} of {group.world} called {name} with {numel} "
+            what = f"only {names_of(*callers)} of {group.world} called {name} with {numel} "
             what += "elements"
             if members:
-                what += f" in the group of {_names_of(*members)}"
+                what += f" in the group of {names_of(*members)}"
             raise Wrong(what, "some_ranks")
         clauses = [
             f"rank {r} called {name} with {numel} elements {detail}".strip()
@@ -116,10 +116,10 @@ def _subject(step: Step, *ranks: int) -> str:
 
     The subject is "your code" if the step has no process group.
     """
-    return _names_of(*ranks) if step.joins else "your code"
+    return names_of(*ranks) if step.joins else "your code"
 
 
-def _names_of(*ranks: int) -> str:
+def names_of(*ranks: int) -> str:
     """Return the names of ranks, such as "rank 0" or "ranks 0, 1 and 2"."""
     *most, last = map(str, ranks)
     return f"ranks {', '.join(most)} and {last}" if most else f"rank {last}"

@@ -163,7 +163,7 @@ NO_SPACE = (
     "set the environment variable TMPDIR to a different folder."
 )
 
-try:  # torch imports the package dill, which needs a folder for temporary files
+try:  # if dill is installed, torch imports dill, which needs a folder for temporary files
     from graders import scores, verdict
     from graders.dsl import Lab
     from graders.protocol import Blank, Judge, Wrong

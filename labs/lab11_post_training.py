@@ -118,9 +118,9 @@ if __name__ == "__main__":
 # The model is a small transformer with two layers, $h = 32$ and four heads. In reinforcement
 # learning, such a model is called a **policy**, because it decides which token comes next. Its
 # weights are a dictionary of matrices, and the function `logits_of` computes its output. The
-# trainers and the samplers call the same function. A sampler passes its own part of each matrix
-# and the group of the samplers. `logits_of` then adds the partial sums of all ranks in this
-# group.
+# trainers and the samplers call the same function. A sampler calls it with its own part of each
+# matrix and with the group of the samplers. `logits_of` then adds the partial sums of all ranks
+# in this group.
 #
 # A policy that never writes a right answer gets no reward and cannot learn. The model is
 # therefore first taught the *format* of an answer: one, two or three random closing brackets,
@@ -310,7 +310,7 @@ if __name__ == "__main__":
     N = M = world // 2
     trainer_group = dist.new_group(list(range(N)))
     sampler_group = dist.new_group(list(range(N, world)))
-    # the versions of the weights that steps 3 to 7 use. The newer one has had one step more
+    # steps 3 to 8 use these two versions of the weights; NEWER has had one more training step
     OLDER = {name: each.to(device) for name, each in initial_weights().items()}
     if rank == 0:
         weights = initial_weights()
@@ -383,7 +383,7 @@ if __name__ == "__main__":
     check_advantages()
 
 # %% [markdown]
-# ## Step 2: the objective, and the tokens that count
+# ## Step 2: the objective and its mask
 #
 # **Why.** The answers were written with the weights of the sampler. As soon as the trainer has
 # made one step, its own probabilities are different. Let $\pi_\text{old}$ be the probability
@@ -401,8 +401,8 @@ if __name__ == "__main__":
 # $$J = \frac{\sum m \, \min(\rho A, \, \rho_c A)}{\sum m},$$
 #
 # where both sums go over all tokens of all answers. The **mask** $m$ of a token is 1 if the
-# token counts, and 0 if it does not. All tokens of an answer have the advantage $A$ of this
-# answer.
+# objective includes this token, and 0 if it does not. All tokens of an answer have the
+# advantage $A$ of this answer.
 #
 # The minimum clips only in one direction. If $A > 0$ and $\rho = 1.5$, the token is already
 # much more likely than before. The minimum is then $1.2 A$, which is constant, so the gradient
@@ -411,16 +411,17 @@ if __name__ == "__main__":
 # same holds below 1: for $\rho = 0.5$, the gradient is zero if $A < 0$, and it is not zero if
 # $A > 0$.
 #
-# Which tokens count? The mask is 1 for each token that the policy chose, and 0 for padding. All
-# answers are stored with the same length, so an answer is padded with `PAD` after its `END`.
-# The policy also chose the token `END` itself, so `END` counts. If `END` did not count, [no
-# gradient would teach the policy to write
-# it](../clusters/post_training.md#the-end-of-sequence-token-is-never-learned). The policy can
-# even choose the token `PAD` before `END`. Such a `PAD` is not padding, so it counts, too.
+# Which tokens does the objective include? The mask is 1 for each token that the policy chose,
+# and 0 for padding. All answers are stored with the same length, so an answer is padded with
+# `PAD` after its `END`. The policy also chose the token `END` itself, so the mask of `END` is
+# 1. If the mask of `END` were 0, [no gradient would teach the policy to write
+# `END`](../clusters/post_training.md#the-end-of-sequence-token-is-never-learned). The policy
+# can even choose the token `PAD` before `END`. Such a `PAD` is not padding, so its mask is
+# also 1.
 #
 # **What to do.** Write `answer_mask` and `clipped_loss`. An optimizer minimizes, so the loss is
-# $-J$. The lab takes one mean over all tokens that count. The original GRPO takes the mean of
-# each answer first, so a token of a long answer counts less. [Both means are in
+# $-J$. The lab takes one mean over all tokens whose mask is 1. The original GRPO takes the mean
+# of each answer first, so a token of a long answer has a smaller weight. [Both means are in
 # use](../clusters/post_training.md#which-mean-over-tokens-or-over-answers). The original GRPO
 # also adds a penalty for the distance from a reference model. The lab has no reference model.
 #
@@ -432,7 +433,7 @@ if __name__ == "__main__":
 def answer_mask(answers: torch.Tensor) -> torch.Tensor:
     """1.0 for each token up to and including the first END, 0.0 for padding, [n, new]."""
     # >>> solution 2: return 1.0 for each token up to and including the first END, else 0.0
-    # hint: The cumulative sum counts the END tokens so far. Only those before a token matter.
+    # hint: The cumulative sum includes the token itself. Count only the END tokens before it.
     is_end = (answers == END).int()
     return (is_end.cumsum(1) - is_end == 0).float()
     # <<< solution
@@ -443,7 +444,7 @@ def clipped_loss(new, old, advantages, mask, clip: float = 0.2) -> torch.Tensor:
 
     `new` and `old` are log-probabilities [n, t], `advantages` is [n], `mask` is [n, t].
     """
-    # >>> solution 2: the negative mean of the minimum over all tokens that count
+    # >>> solution 2: the negative mean of the minimum over all tokens with mask 1
     # hint: Tensor.clamp clips the ratio. advantages[:, None] has the shape [n, 1].
     ratio = (new - old).exp()
     a = advantages[:, None]
@@ -573,7 +574,7 @@ def sample_answers(
     group: dist.ProcessGroup | None = None,
     temperature: float = 1.0,
     shift: int = 0,
-    counts_end: bool = True,
+    reports_end: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Sample answers with a KV cache, with the parts of one sampler.
 
@@ -591,9 +592,9 @@ def sample_answers(
         if group is not None:
             dist.broadcast(tokens, group=group, group_src=0)  # all samplers use the same token
         tokens = tokens.masked_fill(ended, PAD)
-        not_counted = ended if counts_end else ended | (tokens == END)
+        unreported = ended if reports_end else ended | (tokens == END)
         answers.append(tokens)
-        log_probs.append(scores.gather(1, tokens).masked_fill(not_counted, 0.0))
+        log_probs.append(scores.gather(1, tokens).masked_fill(unreported, 0.0))
         ended = ended | (tokens == END)
         positions = torch.tensor([prompts.shape[1] + place + shift], device=prompts.device)
     return torch.cat(answers, 1), torch.cat(log_probs, 1)
@@ -637,12 +638,12 @@ if __name__ == "__main__":
 # **Why.** The simplest way to send the weights is to gather each whole weight on one trainer
 # and to broadcast it to all samplers. The sampler then throws away what it does not need. That
 # one trainer needs memory for the whole weight, its network link carries everything, and each
-# sampler receives almost $M$ times as many bytes as it stores. There is a better way, because
-# both cuts are known in advance. For each range of rows that a sampler needs, and for each
-# trainer, compute the **overlap** of the two ranges. If it is not empty, the trainer must send
-# these rows to the sampler, and only the columns that the sampler stores. This list of pieces
-# is the **plan**. Every rank computes the same plan, so no rank has to ask another rank for
-# anything. For `qkv` with $h = 32$, $N = 2$ and $M = 2$, the plan is:
+# of the $M$ samplers receives almost $M$ times the bytes of its own part. There is a better
+# way, because both cuts are known in advance. For each range of rows that a sampler needs, and
+# for each trainer, compute the **overlap** of the two ranges. If it is not empty, the trainer
+# must send these rows to the sampler, and only the columns that the sampler stores. This list
+# of pieces is the **plan**. Every rank computes the same plan, so the ranks need no messages to
+# agree on it. For `qkv` with $h = 32$, $N = 2$ and $M = 2$, the plan is:
 #
 # | rows of `qkv` | trainer that stores them | sampler that needs them |
 # |---|---|---|
@@ -768,7 +769,7 @@ if __name__ == "__main__":
 # calls of `isend`, and compares the bytes with the size of the parts. `check.py` also refuses
 # collectives, because they would send more. [The page about weight
 # sync](../clusters/weight_sync.md#what-each-way-of-weight-sync-costs) compares the times of
-# both ways, also for several copies of the sampler.
+# the plan and of the broadcast, also for several copies of the sampler.
 
 
 # %%
@@ -855,13 +856,14 @@ if __name__ == "__main__":
 # gradient is wrong. Neither case raises an error. So compare the two programs regularly. The
 # trainer computes the log-probabilities of the sampled answers itself, and compares them *token
 # by token* with those that the sampler has reported. A mean over all tokens can hide a fault
-# that changes few tokens. The place of the first difference is also a first hint at the cause.
+# that changes few tokens. The place of the first difference is also a first hint about the
+# cause.
 #
 # **What to do.** Write `first_difference`. It returns the row and the position of the first
 # token whose two numbers differ by more than `TOLERANCE`. First means the smallest position. If
-# several answers differ at this position, return the one with the smallest row. Padding does
-# not count. A NaN is always a difference, whether the sampler, the trainer or both computed it.
-# Remember that `<`, `<=`, `>`, `>=` and `==` are false if one side is NaN.
+# several answers differ at this position, return the one with the smallest row. Padding is
+# never a difference. A NaN is always a difference, whether the sampler, the trainer or both
+# computed it. Remember that `<`, `<=`, `>`, `>=` and `==` are false if one side is NaN.
 #
 # Here both programs compute in float64, so a tolerance of $10^{-9}$ is enough for the different
 # orders of additions. Real systems usually compute in bf16 and use different kernels. They need
@@ -882,7 +884,7 @@ def first_difference(
     """Return (row, position) of the first token that differs, or None if all tokens agree.
 
     All arguments have the shape [n, t]. The smallest position comes first, then the smallest
-    row. Only tokens whose mask is not 0 count.
+    row. A token whose mask is 0 is never a difference.
     """
     # >>> solution 6: compare all tokens, and return the place of the first difference
     # hint: ~(a <= b) is true for NaN, but a > b is not.
@@ -895,7 +897,7 @@ def first_difference(
 
 # %%
 class Evidence(NamedTuple):
-    """What the trainer knows about a batch of answers."""
+    """The data with which the trainer examines a batch of answers."""
 
     prompts: torch.Tensor  # [n, LENGTH]
     answers: torch.Tensor  # [n, NEW], PAD after END
@@ -950,7 +952,7 @@ if __name__ == "__main__":
 # - `temperature`: the sampler divides the logits by a temperature, and the trainer does not.
 #   The temperature is one of `TEMPERATURES`.
 # - `position`: every token after the prompt has a position that is too large by one.
-# - `end token`: the sampler reports 0 for `END`, because it does not count this token.
+# - `end token`: the sampler reports 0 for `END`, as if `END` were padding.
 #
 # A pattern alone proves nothing. Stale weights and a temperature can both change every token
 # from the first one on. A wrong position and a missing `END` can both begin at the second
@@ -962,9 +964,9 @@ if __name__ == "__main__":
 # **What to do.** Write `name_the_cause`. Its argument is an `Evidence`, the class above. It
 # contains the newest weights of the trainer, its weights before the last step, the answers, and
 # the numbers of the sampler. Return `none` if all tokens agree. If no single fault of the list
-# explains all tokens, return `unknown`. A wrong diagnosis is worse than none. Real systems have
-# [more causes](../clusters/post_training_mismatch.md#each-cause-alone), and most of them cannot
-# be reproduced to nine decimals.
+# explains all tokens, return `unknown`. A wrong diagnosis is worse than no diagnosis. Real
+# systems have [more causes](../clusters/post_training_mismatch.md#each-cause-alone), and most
+# of them cannot be reproduced to nine decimals.
 #
 # **Check.** The lab plants each fault, then two faults at once, and then a number for `END`
 # that is wrong but not 0. For each of them, it prints the first token that differs and the
@@ -977,7 +979,7 @@ TEMPERATURES = (0.5, 0.7, 0.8, 0.9, 1.1, 1.2, 1.5)
 def name_the_cause(evidence: Evidence) -> str:
     """Return "none", "stale weights", "temperature", "position", "end token" or "unknown"."""
     # >>> solution 7: plant each fault in the trainer's computation, and compare all tokens
-    # hint: For "end token", replace the trainer's own numbers of END by 0.
+    # hint: For "end token", replace the trainer's own numbers of END with 0.
     mask = answer_mask(evidence.answers)
 
     def agrees(weights: dict[str, torch.Tensor], **fault) -> bool:
@@ -1007,7 +1009,7 @@ if __name__ == "__main__":
             ("stale weights", "stale weights", OLDER, {}),
             ("a temperature", "temperature", NEWER, {"temperature": 0.7}),
             ("a wrong position", "position", NEWER, {"shift": 1}),
-            ("an END without a number", "end token", NEWER, {"counts_end": False}),
+            ("an END without a number", "end token", NEWER, {"reports_end": False}),
             ("two faults", "unknown", OLDER, {"temperature": 0.7}),
             ("a wrong number for END", "unknown", NEWER, {}),
         )
@@ -1038,10 +1040,10 @@ if __name__ == "__main__":
 # **The mean over tokens.** Each trainer computes the loss of its own share of the answers, and
 # the gradients of all trainers are *added*. The answers have different lengths, so the shares
 # have different numbers of tokens. If every trainer divided by its own number of tokens, a
-# token in a share with few tokens would count more than a token in a share with many. The
-# objective of step 2 is a mean over the tokens of *all* trainers. So each trainer must divide
-# by the number of tokens of all trainers. Then the sum of the shares is the loss of the whole
-# batch.
+# token in a share with few tokens would have a larger weight than a token in a share with many
+# tokens. The objective of step 2 is a mean over the tokens of *all* trainers. So each trainer
+# must divide by the number of tokens of all trainers. Then the sum of the shares is the loss of
+# the whole batch.
 #
 # **The old log-probabilities.** The trainer makes two steps with the same rollouts. In both
 # steps, $\log \pi_\text{old}$ is the number that the *sampler* reported. If the trainer
@@ -1132,7 +1134,7 @@ def share_of_loss(
     The arguments belong to the answers of this trainer, as in `clipped_loss`.
     """
     # >>> solution 8: divide by the number of tokens of all trainers
-    # hint: clipped_loss divides by mask.sum(). Replace this divisor by the sum over the group.
+    # hint: clipped_loss divides by mask.sum(). Divide by the sum over the group instead.
     tokens = mask.sum()
     dist.all_reduce(tokens, group=group)
     return clipped_loss(new, old, advantages, mask) * mask.sum() / tokens
@@ -1147,7 +1149,7 @@ def train_on(trainer: Trainer, rollouts: Rollouts) -> None:
     """
     # >>> solution 8: advantages of all answers; then, in each step, gather, loss, trainer.step
     # hint: The share of a trainer is a slice of the rows of all tensors.
-    # hint: trainer.number and trainer.count say which share, and of how many.
+    # hint: There are trainer.count shares, and trainer.number is the number of this share.
     rewards = rewards_of(rollouts.prompts, rollouts.answers)
     advantages = group_advantages(rewards, GROUP)
     size = len(advantages) // trainer.count
@@ -1212,7 +1214,7 @@ if __name__ == "__main__":
         first = roll_out(parts, seed=8)
         if trainer:
             train_on(trainer, first)
-        second = roll_out(parts, seed=9)  # the samplers still have the weights of OLDER
+        second = roll_out(parts, seed=9)  # with OLDER, the weights before both steps
         if trainer:
             weights = {name: each.detach() for name, each in trainer.gathered().items()}
             evidence = Evidence(second.prompts, second.answers, second.old, weights, OLDER)
@@ -1243,7 +1245,8 @@ if __name__ == "__main__":
                 say(f"step 8: iterations {iteration - 7} to {iteration}: reward {mean:.2f}")
         first, last = rewards[0], sum(rewards[-4:]) / 4
         assert first < 0.2 and last > 0.9, (
-            f"the reward was {first:.2f}, and at the end it is {last:.2f}; it must rise to 0.9"
+            f"the reward is {first:.2f} at first and {last:.2f} at the end, but it must rise"
+            " from below 0.2 to above 0.9"
         )
 
     check_update()
@@ -1271,6 +1274,7 @@ if __name__ == "__main__":
 # - Let `sync_weights` run only in every fourth iteration. Which line of `check_loop` fails?
 #   Remove this line. How does the reward rise now?
 # - Leave `END` out of the mask of step 2. What happens to the length of the answers?
-# - Replace the advantages by the rewards themselves. How many iterations does the policy need?
+# - Replace the advantages with the rewards themselves. How many iterations does the policy
+#   need?
 # - Compute the logits of the samplers in float32. Which tolerance does step 6 then need, and
 #   can step 7 still tell stale weights from rounding?

@@ -29,6 +29,7 @@ from graders.dsl import (
     Wrong,
     allclose,
     describe_error,
+    gathered,
     isclose,
     matching_hint,
     matching_name,
@@ -78,13 +79,6 @@ def kind_of(found: Any, shape: torch.Size) -> str:
         sizes = ["×".join(map(str, each)) or "one number" for each in (found.shape, shape)]
         return "of the shape {}, and it should be {}".format(*sizes)
     return "" if found.isfinite().all() else NOT_FINITE
-
-
-def gathered(value: Any) -> list[Any]:
-    """Return the values of all ranks, in rank order. This collective is not recorded."""
-    values: list[Any] = [None] * dist.get_world_size()
-    distributed_c10d.all_gather_object(values, value)
-    return values
 
 
 def random(*shape: int, seed: int = 3) -> torch.Tensor:

@@ -8,7 +8,7 @@ equals one of these, this mistake determines the hint.
 import contextlib
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
 from unittest import mock
@@ -17,9 +17,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from graders.dsl import Lab, allclose, isclose, matching_hint, require, show
-from graders.protocol import Group, Wrong
-from graders.rank import Lesson
+from graders.dsl import Lab, allclose, gathered, isclose, matching_hint, require, show
+from graders.protocol import Call, Group, Wrong
+from graders.rank import DelayedWork, Lesson
+from graders.verdict import MESSAGES, names_of
 
 LAB = Lab()
 TIGHT = (1e-9, 1e-10)
@@ -37,13 +38,6 @@ def count(number: int, noun: str) -> str:
     return f"{number} {noun}" + "s" * (number != 1)
 
 
-def gathered(value: Any, group: dist.ProcessGroup) -> list[Any]:
-    """Return the values of a group, in rank order. This collective is not recorded."""
-    values: list[Any] = [None] * dist.get_world_size(group)
-    distributed_c10d.all_gather_object(values, value, group=group)
-    return values
-
-
 def require_tensor(what: str, found: Any, shape: Sequence[int], hint: str) -> None:
     """Raise `Wrong` unless a value is a tensor of this shape."""
     is_tensor = isinstance(found, torch.Tensor)
@@ -56,7 +50,8 @@ def require_tensor(what: str, found: Any, shape: Sequence[int], hint: str) -> No
 
 
 @LAB.alone(
-    1, "the advantage of an answer", "the advantages of every group are right",
+    1, "the advantage of an answer",
+    "every advantage uses the mean and the standard deviation of its own group",
     "group_advantages",
     crashes={r"\[(-1, 8|8, -1)\]": "adv_group", "is invalid|size of tensor": "adv_shape"},
 )  # fmt: skip
@@ -108,8 +103,8 @@ def show_numbers(values: torch.Tensor) -> str:
 
 
 @LAB.alone(
-    2, "the objective, and the tokens that count",
-    "the mask, the loss and the gradient of every token are right",
+    2, "the objective and its mask",
+    "every token has the right mask, and the loss has the right value and gradient",
     "answer_mask clipped_loss",
     crashes={"size of tensor|shape .* is invalid|broadcast": "loss_shape"},
 )  # fmt: skip
@@ -209,7 +204,7 @@ CUTS = ((2, 4), (1, 4), (4, 8), (3, 6))  # samplers, and a multiple of their num
 
 @LAB.alone(
     3, "two ways to cut the same weights",
-    "the rows of every trainer, and the part of every sampler, are right",
+    "every trainer has its rows, and every sampler has its part of each weight",
     "owned_rows cut_of",
     crashes={
         "unpack": "cut_kind", "division|modulo": "owned_rule",
@@ -352,67 +347,50 @@ def check_plan(
         what = f"{case} sampler {sampler} gets"
         require(counts, f"{what} no row of {name}", "plan_sampler")
         twice = [row for row in due if counts[row] > 1]
-        require(not twice, f"{what} the rows {twice} of {name} more than once", "plan_twice")
+        part = f"of its part of {name}"
+        require(not twice, f"{what} the rows {twice} {part} more than once", "plan_twice")
         missing = [row for row in due if counts[row] == 0]
-        require(not missing, f"{what} no trainer's rows {missing} of {name}", "plan_missing")
+        what = f"{what} the rows {missing} {part} from no trainer"
+        require(not missing, what, "plan_missing")
 
 
 # --- step 5 -------------------------------------------------------------------------------
 
 
-class LateWork:
-    """The handle of a message. What a receive has received becomes visible only in `wait`."""
-
-    def __init__(self, real: dist.Work, deliver: Callable[[], None]):
-        self._real, self._deliver, self.waited = real, deliver, False
-
-    def wait(self, *args: Any) -> bool:
-        done = self._real.wait(*args)
-        if not self.waited:
-            self.waited = True
-            self._deliver()
-        return done
-
-    def is_completed(self) -> bool:
-        return self._real.is_completed() and self.wait()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._real, name)
-
-
 @contextlib.contextmanager
-def late_messages(module: ModuleType) -> Iterator[tuple[list[LateWork], list[LateWork]]]:
-    """Deliver messages as late as PyTorch allows. Yield the sends and the receives."""
-    sends: list[LateWork] = []
-    receives: list[LateWork] = []
+def late_messages(module: ModuleType, lesson: Lesson) -> Iterator[None]:
+    """Deliver the messages of isend and irecv as late as PyTorch allows."""
     send, receive = distributed_c10d.isend, distributed_c10d.irecv
+    works = []  # a message can get lost if the learner's code keeps no reference to its handle
 
-    def late_isend(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> LateWork:
-        sends.append(LateWork(send(tensor, *args, **kwargs), lambda: None))
-        return sends[-1]
+    def delayed(real: dist.Work, tensor: torch.Tensor, buffer: torch.Tensor) -> DelayedWork:
+        work = DelayedWork(real, tensor, buffer, lambda touched: None, lesson.calls[-1])
+        works.append(work)
+        return work
 
-    def late_irecv(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> LateWork:
+    def late_isend(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> DelayedWork:
+        return delayed(send(tensor, *args, **kwargs), tensor, tensor)
+
+    def late_irecv(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> DelayedWork:
         buffer = tensor
         if tensor.is_contiguous():  # until the delivery, the tensor contains NaN
             buffer = torch.empty_like(tensor)
             tensor.fill_(torch.nan)
-        real = receive(buffer, *args, **kwargs)
-        receives.append(LateWork(real, lambda: tensor.copy_(buffer)))
-        return receives[-1]
+        return delayed(receive(buffer, *args, **kwargs), tensor, buffer)
 
     with contextlib.ExitStack() as stack:
         for owner in (dist, distributed_c10d, module):
             for real, late in ((send, late_isend), (receive, late_irecv)):
                 for name in [name for name, value in vars(owner).items() if value is real]:
                     stack.enter_context(mock.patch.object(owner, name, late))
-        yield sends, receives
+        yield
 
 
 def explain_sync(group: Group) -> None:
-    """Raise `Wrong` with the ranks that wait for a message."""
-    waiting = [str(r) for r, rank in enumerate(group.ranks) if rank.end == "waiting"]
-    what = f"rank {', '.join(waiting)} waits for a message that no rank sends or receives"
-    raise Wrong(what, "sync_stuck")
+    """Raise `Wrong` with the names of the ranks that wait for a message."""
+    waiting = [r for r, rank in enumerate(group.ranks) if rank.end == "waiting"]
+    what = "did not end, because a message was sent but not received, or received but not sent"
+    raise Wrong(f"{names_of(*waiting)} {what}", "sync_stuck")
 
 
 @LAB.step(
@@ -420,9 +398,8 @@ def explain_sync(group: Group) -> None:
     "sync_weights", world_sizes=(4, 2, 3), symmetric=False, explain_hang=explain_sync,
     crashes={
         "contiguous": "sync_contiguous",
-        "destination rank|source rank|Invalid .*rank|same as the rank|rank of (the )?current":
-            "sync_rank",
-        "Invalid rank|invalid rank|not part of|is not connected": "sync_rank",
+        "destination rank|source rank|[Ii]nvalid .*rank|same as the rank|"
+        "rank of (the )?current|not part of|is not connected": "sync_rank",
         "list index out of range": "sync_stuck",
         "op_list|P2POp|``op``": "sync_operations",
         "size of tensor|expanded size|shape mismatch|must match": "sync_columns",
@@ -443,18 +420,15 @@ def sync(submission, reference, lesson):
         parts = {name: torch.full_like(each, -7.0) for name, each in true.items()}
         before = {name: each.clone() for name, each in shards.items()}
         tensors, first = dict(parts), len(lesson.calls)
-        with late_messages(submission) as (sends, receives):
-            phase = "sync" if trainers == samplers == 2 else ""
+        phase = "sync" if trainers == samplers == 2 else ""
+        with late_messages(submission, lesson):
             with lesson.phase(phase):
                 submission.sync_weights(
-                    plan, lesson.rank, trainers, {} if not is_trainer else shards, parts
+                    plan, lesson.rank, trainers, shards if is_trainer else {}, parts
                 )
+            lesson.wait_for_ranks()
         calls = lesson.calls[first:]
-        lesson.wait_for_ranks()
-        check_sync(
-            lesson, plan, trainers, calls, [*sends, *receives],
-            (before, shards) if is_trainer else ({}, {}),
-        )  # fmt: skip
+        check_sync(lesson, plan, trainers, calls, (before, shards) if is_trainer else ({}, {}))
         case = f"with {count(trainers, 'trainer')} and {count(samplers, 'sampler')},"
         case += f" rank {lesson.rank}"
         for name, each in parts.items():
@@ -472,16 +446,16 @@ def sync(submission, reference, lesson):
 
 
 def check_sync(
-    lesson: Lesson, plan: Sequence[Any], trainers: int, calls: Sequence[Any],
-    works: Sequence[LateWork], shards: tuple[Weights, Weights],
+    lesson: Lesson, plan: Sequence[Any], trainers: int, calls: Sequence[Call],
+    shards: tuple[Weights, Weights],
 ) -> None:  # fmt: skip
     """Raise `Wrong` unless the calls of this rank are the messages of the plan."""
-    messages = ("isend", "irecv", "send", "recv")
-    other = sorted({call.name for call in calls if call.name not in messages})
+    other = sorted({call.name for call in calls if call.name not in MESSAGES})
     what = f"sync_weights calls {', '.join(other)} on rank {lesson.rank}"
     require(not other, what, "sync_collective")
-    late = sum(not work.waited for work in works)
-    what = f"on rank {lesson.rank}, nothing waits for {late} of {len(works)} messages"
+    waits = [call.waited for call in calls if call.name in ("isend", "irecv")]
+    late = waits.count(False)
+    what = f"on rank {lesson.rank}, nothing waits for {late} of {len(waits)} messages"
     require(not late, what, "sync_not_waited")
     for name, each in shards[0].items():
         what = f"sync_weights changes the shard of {name} on rank {lesson.rank}"
@@ -490,7 +464,7 @@ def check_sync(
     due = sum(
         len(piece.source) * len(piece.columns) for piece in plan if piece.trainer == lesson.rank
     )
-    what = f"rank {lesson.rank} sends {sent:,} numbers, but its pieces have {due:,}"
+    what = f"rank {lesson.rank} sends {sent:,} numbers, but its pieces contain {due:,}"
     require(sent == due or lesson.rank >= trainers, what, "sync_bytes")
 
 
@@ -500,7 +474,7 @@ def check_sync(
 @LAB.alone(
     6, "the first token that differs", "the first difference of every table is found",
     "first_difference",
-    crashes={"out of range|out of bounds|empty": "first_none", "ambiguous": "first_none"},
+    crashes={"out of range|out of bounds|empty|ambiguous": "first_none"},
 )  # fmt: skip
 def first(submission, reference, lesson):
     nan, tiny = float("nan"), 1e-12
@@ -572,19 +546,19 @@ def cases_of(reference: ModuleType) -> Iterable[tuple[str, str, Any]]:
         what = f"the temperature is {temperature}"
         yield "temperature", what, make(reference, seed, temperature=temperature)
     yield "position", "the positions are too large by one", make(reference, 6, shift=1)
-    evidence = make(reference, 7, counts_end=False)
-    yield "end token", "END is not counted", evidence
+    evidence = make(reference, 7, reports_end=False)
+    yield "end token", "0 is reported for END", evidence
     # all answers have END as their second token, so the first difference is at position 1
     ones = torch.full_like(evidence.answers, reference.PAD)
     ones[:, 0], ones[:, 1] = reference.CLOSING, reference.END
     numbers = reference.token_log_probs(evidence.weights, evidence.prompts, ones)
     numbers = numbers * torch.tensor([1.0, 0, 0, 0])
     short = evidence._replace(answers=ones, sampler=numbers)
-    yield "end token", "END is not counted, and is the second token of all answers", short
+    yield "end token", "0 is reported for END, the second token of all answers", short
     what = "the weights are stale, and the temperature is 0.7"
     yield "unknown", what, make(reference, 8, stale=True, temperature=0.7)
-    what = "the positions are too large by one, and END is not counted"
-    yield "unknown", what, make(reference, 9, shift=1, counts_end=False)
+    what = "the positions are too large by one, and 0 is reported for END"
+    yield "unknown", what, make(reference, 9, shift=1, reports_end=False)
     evidence = make(reference, 10)
     evidence.sampler[3, 0] += 0.01
     yield "unknown", "the number of one token is wrong", evidence
@@ -594,7 +568,7 @@ def cases_of(reference: ModuleType) -> Iterable[tuple[str, str, Any]]:
     for seed, what, fault in (
         (13, "the weights are stale", {"stale": True}),
         (14, "the positions are too large by one", {"shift": 1}),
-        (15, "END is not counted", {"counts_end": False}),
+        (15, "0 is reported for END", {"reports_end": False}),
     ):
         evidence = make(reference, seed, **fault)
         mask = reference.answer_mask(evidence.answers).masked_fill(
@@ -614,7 +588,8 @@ def cases_of(reference: ModuleType) -> Iterable[tuple[str, str, Any]]:
 
 
 @LAB.alone(
-    7, "name the cause", "every planted fault is named, and no other fault is",
+    7, "name the cause",
+    "every single fault of the list is named, and all other faults are unknown",
     "name_the_cause",
 )  # fmt: skip
 def cause(submission, reference, lesson):
@@ -723,7 +698,7 @@ def rollouts_of(reference: ModuleType, trainers: int) -> Any:
     prompts = reference.draw_prompts(2 * trainers, reference.LENGTH, rng)
     prompts = prompts.repeat_interleave(reference.GROUP, 0)
     weights = reference.initial_weights()
-    answers, old = reference.sample_answers(weights, prompts, rng)
+    answers, _ = reference.sample_answers(weights, prompts, rng)
     right = torch.nn.functional.pad(
         prompts.flip(1) + reference.CLOSING - reference.OPENING, (0, 1), value=reference.END
     )
