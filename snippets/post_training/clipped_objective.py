@@ -130,11 +130,18 @@ def push_to_stop(normalize: Callable, answers: int, advantage: float) -> float:
     weights = probability[groups].prod(1)
     assert abs(weights.sum() - 1) < 1e-12
     pushes = advantage * normalize(scores[groups], lengths[groups])
-    typical = (probability @ scores.square()).sqrt() / (probability @ lengths)
-    return round((weights @ pushes / typical).item(), 9) + 0.0  # never -0.0
+    return round((weights @ pushes / typical_sizes()[2]).item(), 9) + 0.0  # never -0.0
 
 
 # --8<-- [end:length_bias]
+
+
+def typical_sizes() -> tuple[float, float, float]:
+    """Return the mean length of an answer, the typical size of its score, and their ratio."""
+    lengths, scores, probability = outcomes()
+    mean, size = (probability @ lengths).item(), (probability @ scores.square()).sqrt().item()
+    assert abs(size**2 - mean * P_STOP * (1 - P_STOP)) < 1e-12  # the tokens are independent
+    return mean, size, size / mean
 
 
 def check_constant() -> None:
@@ -155,7 +162,9 @@ def main() -> None:
     draw()
     check_constant()
     print_tokens()
-    print(f"\npush towards the end of an answer, lengths 1 to {LONGEST}")
+    mean, size, unit = typical_sizes()
+    print(f"\nmean length {mean:.2f}, gradient of an answer {size:.3f}, of a token {unit:.3f}")
+    print(f"push towards the end of an answer, lengths 1 to {LONGEST}")
     print("normalization      answers   right answers   wrong answers")
     bias = {}
     for normalize in (sequence_mean, token_mean, constant):

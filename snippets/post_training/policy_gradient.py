@@ -68,14 +68,18 @@ ESTIMATORS: dict[str, Callable] = {
 
 
 def compare_estimators(weights: torch.Tensor) -> dict[str, tuple[float, float, float]]:
-    """Return the length along the exact gradient, the angle in degrees, and the variance."""
+    """Return the length along the exact gradient, the angle in degrees, and the noise.
+
+    The noise is the standard deviation of one estimate, divided by the length of its mean.
+    """
     exact = exact_gradient(weights)
     rows = {}
     for name, advantage in ESTIMATORS.items():
         mean, variance = expected_estimate(weights, GROUP, advantage)
         along = (mean @ exact / (exact @ exact)).item()
         across = ((mean - along * exact).norm() / exact.norm()).item()
-        rows[name] = (along, math.degrees(math.atan2(across, along)), variance)
+        noise = math.sqrt(variance) / mean.norm().item()
+        rows[name] = (along, math.degrees(math.atan2(across, along)), noise)
     return rows
 
 
@@ -133,17 +137,18 @@ def main() -> None:
     rng = torch.Generator().manual_seed(0)
     weights = torch.randn(VOCABULARY + 1, VOCABULARY, generator=rng, dtype=torch.float64)
     rows = compare_estimators(weights)
-    print(f"all {9**GROUP} groups of {GROUP} answers; the exact gradient has the length 1.000")
-    print("baseline              length    angle   variance")
-    for name, (length, angle, variance) in rows.items():
-        print(f"{name:20} {length:7.3f} {angle:7.1f}° {variance:10.4f}")
+    print(f"all {9**GROUP} groups of {GROUP} answers; the unit of length is the exact gradient")
+    print("baseline              length    angle   noise / length")
+    for name, (length, angle, noise) in rows.items():
+        print(f"{name:20} {length:7.3f} {angle:7.1f}° {noise:16.2f}")
 
     for name in ("no baseline", "constant 0.5", "mean of the others"):
         assert abs(rows[name][0] - 1) < 1e-6 and rows[name][1] < 1e-4  # unbiased
     assert abs(rows["mean of the group"][0] - (GROUP - 1) / GROUP) < 1e-6
     assert rows["mean of the group"][1] < 1e-4  # only the length is different
     assert rows["GRPO"][1] > 5 and rows["best of the group"][1] > 2  # a different direction
-    assert rows["mean of the others"][2] < rows["no baseline"][2] / 2
+    assert rows["mean of the others"][2] < rows["no baseline"][2] / 1.4
+    assert abs(rows["mean of the group"][2] - rows["mean of the others"][2]) < 1e-9
 
     print(f"\nrewards of 0 and 1, groups of {FLIPS}: how strongly one prompt counts")
     print("P(right)   mean only   GRPO   1/sqrt(p(1-p))   groups without gradient")
