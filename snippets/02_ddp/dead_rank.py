@@ -126,9 +126,9 @@ def main() -> int:
                 listens = time.perf_counter()
                 while not signals and time.perf_counter() < listens + patience:
                     time.sleep(0.05)  # until torchrun has noticed rank 1
+                assert signals or time.perf_counter() >= listens + 2  # it has looked 20 times
                 print(f"SIGTERM from torchrun: {bool(signals)}", flush=True)
                 assert bool(signals) != args.stuck
-                assert signals or time.perf_counter() >= listens + 2  # it has looked 20 times
             return 1
     # --8<-- [end:traced]
 
