@@ -977,7 +977,7 @@ class Calls:
         if name in SETUP:
             ranks = arguments.get("ranks")
             world = int(os.environ.get("WORLD_SIZE", "1"))
-            members = sorted(ranks) if type(ranks) is list else list(range(world))
+            members = list(range(world)) if ranks is None else sorted(ranks)
             return {"name": name, "group": name, "ranks": list(range(world)), "of": members}
         group = arguments.get("group")
         members = self.members(group)

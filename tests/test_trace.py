@@ -1016,6 +1016,7 @@ def exchange(rank, pair):
         work.wait()
     rows = [torch.zeros_like(received) for _ in range(2)] if rank == 2 else None
     dist.gather(received, rows, group=pair, group_dst=1)
+    dist.all_reduce(numbers, dist.ReduceOp.MAX, pair)
     if rank == 1:
         dist.send_object_list(["a"], 2, pair)
         dist.send(numbers, group=pair, group_dst=1)
@@ -1025,8 +1026,11 @@ def exchange(rank, pair):
         work.wait()
     return None
 
+def create():
+    return dist.new_group(range(1, 3))
+
 dist.init_process_group("gloo")
-pair = dist.new_group([1, 2])
+pair = create()
 if dist.get_rank():
     exchange(dist.get_rank(), pair)
 dist.destroy_process_group()
@@ -1038,7 +1042,7 @@ def test_messages_of_a_smaller_group_join_the_right_ranks(
 ) -> None:
     """Ranks 1 and 2 are the ranks 0 and 1 of their group. The last receive names no sender."""
     program = program_of(book, MESSAGES)
-    settings = TraceSettings("torchrun --nproc-per-node=3 p.py", "", ("exchange",))
+    settings = TraceSettings("torchrun --nproc-per-node=3 p.py", "", ("create", "exchange"))
     run = traces.record_trace(program, settings, limit=HANG, launcher=launcher)
     assert run.result.status == 0, run.result.stderr
     trace, operations = run.trace, run.trace["operations"]
@@ -1066,6 +1070,8 @@ def test_messages_of_a_smaller_group_join_the_right_ranks(
         assert each["payload"] == {
             "t": "int64", "s": [2], "b": 16, "part": [2, 4], "value": {"v": [first + 2, first + 3]},
         }  # fmt: skip
+    assert [each["of"] for each in operations if each["name"] == "new_group"] == [[1, 2]] * 3
+    assert [each["reduce"] for each in operations if "reduce" in each] == ["max"] * 2
     gathers = [each for each in operations if each["name"] == "gather"]
     assert [(each["root"], each["payload"]["b"]) for each in gathers] == [(2, 16)] * 2
     text = recorder.describe_operation(gathers[0])
