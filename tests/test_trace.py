@@ -795,6 +795,9 @@ def test_options_select_sections_passes_functions_and_variables(
     assert last[2:4] == ["return", 13] and last[6] == {"z": 3}
     assert recorded("--section=once", "--functions=train") == [12, 13] * 4
     assert recorded("--section=train", "--pass=2") == [10, 12, 5, 6, 7, 13, 10]
+    options = ("--section=train", "--pass=2", "--functions=step")
+    trace = record(tmp_path, source, *options, python=python)
+    assert [step[6] for step in trace["steps"]] == [{"x": 0}, {"y": 1}, {}]
     trace = record(
         tmp_path, source, "--section=step", "--pass=2", "--variables=self.w,y,scale,gone",
         python=python,
