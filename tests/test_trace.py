@@ -807,6 +807,23 @@ def test_options_select_sections_passes_functions_and_variables(
 
 
 @pytest.mark.parametrize("python", PYTHONS)
+def test_every_call_of_a_recursive_function_has_its_own_values(
+    tmp_path: Path, python: str
+) -> None:
+    source = "def f(n):\n    m = 10 * n\n    if n:\n        f(n - 1)\n    return m\nf(1)\n"
+    steps = record(tmp_path, source, "--section=f", python=python)["steps"]
+    assert [(step[3], step[5], step[6]) for step in steps] == [
+        (2, 0, {"n": 1}),
+        (3, 0, {"m": 10}),
+        (4, 0, {}),
+        (2, 1, {"n": 0}),
+        (3, 1, {"m": 0}),
+        (5, 1, {}),
+        (5, 0, {}),
+    ]
+
+
+@pytest.mark.parametrize("python", PYTHONS)
 def test_a_second_file_is_recorded_if_it_is_named(tmp_path: Path, python: str) -> None:
     helper = "def double(x):\n    y = 2 * x\n    return y\n"
     (tmp_path / "helper.py").write_text(helper, "utf-8")
@@ -1085,16 +1102,18 @@ def test_messages_of_a_smaller_group_join_the_right_ranks(
         ["isend"],
         ["irecv"],
     ]
+    texts = program.path.read_text("utf-8").splitlines()
+    assert all("work.wait()" in texts[s[3] - 1] for s in trace["steps"] if s[2][:4] == "wait")
+    mine = [step for step in trace["steps"] if step[1] == 1]
     history = [
-        step[6]["received"]
-        for step in trace["steps"]
-        if step[1] == 1 and "received" in step[-1]
+        (number, step[6]["received"])
+        for number, step in enumerate(mine)
+        if step[2] == "line" and "received" in step[6]
     ]
-    assert [each.get("v") or each["state"] for each in history] == [
-        [0, 0],
-        "in flight",
-        [22, 23],
-    ]
+    values = [each.get("v") or each["state"] for _, each in history]
+    assert values == [[0, 0], "in flight", [22, 23]]
+    last_wait = max(number for number, step in enumerate(mine) if step[2] == "waited")
+    assert history[-1][0] == last_wait + 1  # and not after the wait for the isend
 
 
 SPAWNS = """

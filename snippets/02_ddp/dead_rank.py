@@ -92,14 +92,14 @@ def main() -> int:
     if int(os.environ.get("WORLD_SIZE", "1")) < 2:
         sys.exit("dead_rank.py needs 2 ranks or more, started by torchrun")
 
-    # torchrun sends SIGTERM to the survivors. Rank 0 only stores the signal, so that it always
-    # has the time to print its error.
+    # torchrun sends SIGTERM to the survivors. Rank 0 stores the signal, and prints its error.
     signals: list[int] = []
     if os.environ["RANK"] == "0":
         signal.signal(signal.SIGTERM, lambda number, _: signals.append(number))
 
     init_with_limits()
-    rank, attempt = dist.get_rank(), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    rank, n = dist.get_rank(), dist.get_world_size()
+    attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     dist.barrier()
     group = dist.new_group(timeout=timedelta(seconds=3))
 
@@ -110,9 +110,9 @@ def main() -> int:
         if step == 3 and rank == 1 and attempt == 0:
             fall_over(args.stuck)
         try:
-            total = torch.ones(4)
+            total = torch.full((4,), rank + 1.0)
             dist.all_reduce(total, group=group)
-            assert total.eq(dist.get_world_size()).all()  # with NCCL, this line also waits
+            assert total.eq(n * (n + 1) / 2).all()  # with NCCL, this line also waits
         except RuntimeError as error:
             if rank == 0:
                 earlier, waited = (time.perf_counter() - moment for moment in began[-2:])
