@@ -824,6 +824,14 @@ def test_every_call_of_a_recursive_function_has_its_own_values(
 
 
 @pytest.mark.parametrize("python", PYTHONS)
+def test_a_variable_that_was_deleted_can_come_back(tmp_path: Path, python: str) -> None:
+    source = "x = 1\ny = 2\ndel x\nz = 3\nx = 1\nw = 4\n"
+    steps = record(tmp_path, source, python=python)["steps"]
+    changes = [step[6] for step in steps if step[2] == "line"]
+    assert changes == [{}, {"x": 1}, {"y": 2}, {"-": ["x"]}, {"z": 3}, {"x": 1}]
+
+
+@pytest.mark.parametrize("python", PYTHONS)
 def test_a_second_file_is_recorded_if_it_is_named(tmp_path: Path, python: str) -> None:
     helper = "def double(x):\n    y = 2 * x\n    return y\n"
     (tmp_path / "helper.py").write_text(helper, "utf-8")
