@@ -248,7 +248,8 @@ RUNS = [  # the sampler and the importance weights
 # --8<-- [end:runs]
 
 
-def plot_curves(curves: dict[tuple, torch.Tensor]) -> None:
+def plot_curves(curves: dict[tuple, torch.Tensor]) -> dict[tuple, torch.Tensor]:
+    """Draw the mean and the range of the seeds. Returns the curves in the picture."""
     import matplotlib
 
     matplotlib.use("svg")
@@ -263,13 +264,15 @@ def plot_curves(curves: dict[tuple, torch.Tensor]) -> None:
         "top-p 0.8": [RUNS[i] for i in (0, 8, 9)],
     }
     colours, lines = ["#6b7280", "#c2410c", "#0b6e99", "#15803d"], ["-", "--", "-.", ":"]
+    drawn = {}
     figure, axes = plt.subplots(1, 3, figsize=(10, 3.6), sharey=True)
     for ax, (title, runs) in zip(axes, panels.items(), strict=True):
         for run, colour, line in zip(runs, colours, lines, strict=False):
             curve = curves[run][..., 0]  # [seeds, batches]
             label = run[0] if title == "rounding" or run[0] == "same" else run[1]
             x = range(1, BATCHES + 1)
-            ax.plot(x, curve.mean(0), line, color=colour, label=label)
+            drawn[run] = curve.mean(0)
+            ax.plot(x, drawn[run], line, color=colour, label=label)
             ax.fill_between(x, curve.amin(0), curve.amax(0), color=colour, alpha=0.12, lw=0)
         ax.set(title=title, xlabel="batch of samples", ylim=(0, 1.02))
         ax.spines[["top", "right"]].set_visible(False)
@@ -278,12 +281,53 @@ def plot_curves(curves: dict[tuple, torch.Tensor]) -> None:
     axes[0].set_ylabel("success of the trainer's policy")
     figure.tight_layout()
     figure.savefig("mismatch_remedies.svg", transparent=True, metadata={"Date": None})
+    return drawn
+
+
+def check_loss() -> None:
+    """Compare the loss with a loop over tokens, of which the clip changes some."""
+    rng = torch.Generator().manual_seed(2)
+    old, new = torch.randn(2, 4, 3, generator=rng, dtype=torch.float64)
+    a, weights = torch.randn(4, generator=rng), torch.rand(4, 3, generator=rng) * 2
+    mask = torch.tensor([[1, 1, 1], [1, 1, 0], [1, 0, 0], [1, 1, 1]])
+    total = 0.0
+    for i, t in mask.nonzero().tolist():
+        ratio = (new[i, t] - old[i, t]).exp().item()
+        limit = min(ratio, 1.2) if a[i] > 0 else max(ratio, 0.8)
+        total -= weights[i, t].item() * limit * a[i].item()
+    found = weighted_loss(new, old, a, mask, weights).item()
+    assert abs(found - total / 9) < 1e-6
+
+
+def check_age(policy: Policy) -> None:
+    """The sampler of a batch must be the trainer of 16 batches ago.
+
+    Both updates of a batch must have the same importance weights, because the ratio in the
+    clipped objective already contains the first update.
+    """
+    seen, differences = [], []
+
+    def engine(sampler: Policy) -> Policy:
+        seen.append(success(sampler))
+        return sampler
+
+    def token_weights(difference: torch.Tensor) -> torch.Tensor:
+        differences.append(difference)
+        return WEIGHTS["token"](difference)
+
+    trainer = train_with(policy, 0, engine, ENGINES["16 batches old"][1], token_weights)
+    assert torch.equal(torch.stack(differences[::2]), torch.stack(differences[1::2]))
+    before = [success(policy), *trainer[:, 0].tolist()]  # before each batch
+    for batch, sampled in enumerate(seen):
+        assert abs(sampled - before[max(0, batch - 16)]) < 1e-6
 
 
 def main() -> None:
     torch.set_num_threads(1)
+    check_loss()
     starts = [pretrained(seed) for seed in range(SEEDS)]
     assert all(0.05 < success(policy) < 0.25 for policy in starts), "guessing is 1/8"
+    check_age(starts[0])
     print(f"{'':36}success of the trainer's policy     samples, at the end")
     print(
         f"{'sampler':15}{'weights':21}{'mean (range of seeds)':25}{'at the end':11}"
@@ -308,7 +352,9 @@ def main() -> None:
             f"      ≈{end[run][1]:.2f}   ≈{end[run][3]:.2f}  "
             + (f"≈{gap:.0e}" if gap > 1e-7 else "< 1e-7")
         )
-    plot_curves(curves)
+    for run, curve in plot_curves(curves).items():  # the picture shows what the table shows
+        assert abs(curve.mean().item() - mean[run]) < 1e-6
+        assert abs(curve[-10:].mean().item() - end[run][0]) < 1e-6
 
     same, bf16, fp8, *old = RUNS[:8]
     cut, cut_weighted = RUNS[8:]
