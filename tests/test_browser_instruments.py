@@ -938,7 +938,7 @@ def test_a_cursor_moves_through_two_schedules(page: Page, site_url: str) -> None
     open_instrument(page, site_url, "schedules", "?at=6")  # 33 of 330 ms
     running = page.locator("#schedules svg .now")
     tips = running.evaluate_all("all => all.map(each => each.dataset.tip)")
-    assert [tip.split(":")[0].partition(", stage")[0] for tip in tips] == [
+    assert [tip.split(":")[0].partition(", chunk")[0] for tip in tips] == [
         *(f"1F1B, rank {r}, forward pass of micro-batch {3 - r}" for r in range(4)),
         *(
             f"ZB-V, rank {r}, forward pass of micro-batch {i}"

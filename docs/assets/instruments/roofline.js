@@ -237,7 +237,7 @@ export const start = place => {
   }
   made.pause = stop
 
-  draggable(svg, (name, at) => {
+  draggable(svg, made, (name, at) => {
     stop()
     const size = SIZE[name], along = across(widthOf(place))
     const { options } = controls.find(each => each.name === size)
