@@ -60,12 +60,13 @@ class Groups:
         members = [0, 1], [2, 3], [0, 2, 3]
         groups = [dist.new_group(ranks, timeout=timedelta(seconds=60)) for ranks in members]
         self.trainers, self.samplers, self.transfer = groups
-        # Lower the limit only now, because a rank may need more time to join a group. Rank 2 keeps
-        # its long limit, so its call ends with the time-out of rank 0.
-        old_name = dist.distributed_c10d._set_pg_timeout  # of releases without set_timeout()
+        # Lower the limit only now, because a rank may need more time to join a group. Rank 2
+        # keeps its long limit, so its call ends with the time-out of rank 0.
+        set_timeout = getattr(dist, "set_timeout", None)
+        set_timeout = set_timeout or dist.distributed_c10d._set_pg_timeout  # older releases
         for ranks, group in zip(members, groups, strict=True):
             if hangs and self.rank in ranks and self.rank != 2:
-                getattr(dist, "set_timeout", old_name)(timedelta(seconds=3), group)
+                set_timeout(timedelta(seconds=3), group)
 
     def gather(self, bucket: int) -> torch.Tensor:
         self.log.append(f"the all-gather of bucket {bucket}")
