@@ -1246,8 +1246,8 @@ if __name__ == "__main__":
                 say(f"step 8: iterations {iteration - 7} to {iteration}: reward {mean:.2f}")
         first, last = rewards[0], sum(rewards[-4:]) / 4
         assert first < 0.2 and last > 0.9, (
-            f"with seed {seed}, the reward is {first:.2f} at first and {last:.2f} at the end, but"
-            " it must rise from below 0.2 to above 0.9, as in the finished lab with seed 100"
+            f"with seed {seed}, the reward is {first:.2f} at first and {last:.2f} at the end,"
+            " but it must rise from below 0.2 to above 0.9, as in our run with seed 100"
         )
 
     check_update()
@@ -1277,10 +1277,11 @@ if __name__ == "__main__":
 # - Replace the advantages with the rewards themselves: use `advantages = rewards` in
 #   `train_on`, and remove the call `check_update()`, because this check expects the advantages
 #   of GRPO. Then use `advantages = rewards + 1`. A wrong answer now has the number 1, and a
-#   right answer has the number 2. As long as the samples are on-policy, `rewards` and
-#   `rewards + 1` have the same expected gradient. Do both policies learn equally fast? To see
-#   several runs, remove the last assertion of `check_loop`, and call `check_loop` with the
-#   seeds 100, 500, 900 and 1300. The answer is in the text below this list.
+#   right answer has the number 2. In the first of the two steps with a batch, the expected
+#   gradient is almost the same for `rewards` and for `rewards + 1`. Do both policies learn
+#   equally fast? To see several runs, remove the last assertion of `check_loop`, and call
+#   `check_loop` with the seeds 100, 500, 900 and 1300. The answer is in the text below this
+#   list.
 # - Leave `END` out of the mask: in `train_on`, pass `answer_mask(answers) * (answers != END)`
 #   to `share_of_loss`, and remove the call `check_update()`, because this check expects the
 #   right mask. How far does the reward rise? Then also use `advantages = rewards`.
