@@ -89,7 +89,7 @@ MARKS = """last => Array.from({ length: last }, (_, i) => {
   slider.dispatchEvent(new Event("input", { bubbles: true }))
   const marks = [...document.querySelectorAll(".tv-line")].flatMap(line =>
     [...line.querySelectorAll(".tv-chip")].map(chip => [Number(chip.textContent), Number(line.dataset.line)]))
-  const lanes = [...document.querySelectorAll(".tv-name")].map(each =>
+  const lanes = [...document.querySelectorAll(".tv-lanes .tv-name")].map(each =>
     [Number(each.querySelector(".tv-chip").textContent), Number(each.querySelector("b").textContent.replace("line ", ""))])
   return [marks.sort((a, b) => a[0] - b[0]), lanes]
 })"""
@@ -116,8 +116,9 @@ def test_positions_equal_the_trace(page: Page, site_url: str) -> None:
         last = trace["steps"][-1][0]
         found = page.evaluate(
             """async ([url, trace, last]) => {
-              const { positions } = await import(url)
-              return Array.from({ length: last }, (_, i) => positions(trace, i + 1))
+              const { model, stateAt } = await import(url), made = model(trace)
+              return Array.from({ length: last }, (_, i) =>
+                stateAt(made, i + 1).map(({ line, kind }) => line ? [line, kind] : null))
             }""",
             [page.url, trace, last],
         )
@@ -272,7 +273,7 @@ def test_a_click_on_an_arrow_shows_both_of_its_ends(page: Page, site_url: str) -
     page.get_by_role("button", name="Next message").click()
     send, receive = (trace["operations"][each] for each in trace["messages"][0])
     arrow = page.locator(".grab[data-message='0']")
-    arrow.dispatch_event("pointerdown")
+    arrow.dispatch_event("click")
     both = page.locator(".tv-both").inner_text()
     assert f"Rank {send['rank']} sends at line {send['line']}." in both
     assert f"Rank {receive['rank']} has the message at line {receive['line']}." in both
@@ -291,7 +292,7 @@ def test_a_click_on_an_arrow_shows_both_of_its_ends(page: Page, site_url: str) -
     pressed.press("Enter")
     assert page.locator(".tv-both").count() == 0
     # the marks disappear when the reader moves to a different tick
-    arrow.dispatch_event("pointerdown")
+    arrow.dispatch_event("click")
     assert page.locator(".tv-both").count() == 1
     page.get_by_role("button", name="Step back").click()
     assert page.locator(".tv-both, .tv-line[data-end]").count() == 0
@@ -300,7 +301,7 @@ def test_a_click_on_an_arrow_shows_both_of_its_ends(page: Page, site_url: str) -
 def test_a_click_on_a_collective_shows_all_of_its_parts(page: Page, site_url: str) -> None:
     open_trace(page, site_url, "naive")
     page.get_by_role("button", name="Next collective").click()
-    page.locator(".box[data-collective='0']").first.dispatch_event("pointerdown")
+    page.locator(".box[data-collective='0']").first.dispatch_event("click")
     rows = page.locator(".tv-both > div").all_inner_texts()
     assert len(rows) == 4
     contents = {re.search("with (mean .*)\\.", row)[1] for row in rows}
@@ -353,9 +354,9 @@ def test_a_program_without_a_failure_has_no_red_text(page: Page, site_url: str) 
 def test_dragging_in_the_lanes_moves_the_cursor(page: Page, site_url: str) -> None:
     open_trace(page, site_url, "ring_all_reduce")
     box = page.locator(".tv-lanes > svg").bounding_box()
-    page.mouse.move(box["x"] + 300, box["y"] + 5)
-    page.mouse.down()
+    page.mouse.click(box["x"] + 300, box["y"] + 5)
     first = tick(page)
+    page.mouse.down()
     page.mouse.move(box["x"] + 400, box["y"] + 5)
     page.mouse.up()
     assert 1 < first < tick(page)
