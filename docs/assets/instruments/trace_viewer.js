@@ -571,9 +571,8 @@ export const view = (place, trace, sources) => {
       const adjacent = here.at(-1) - here[0] === here.length - 1
       const above = rank => y(rank) - 5, below = rank => y(rank) + thick + flightRows * 6 + 3
       const spans = adjacent ? [[here[0] === 0 ? y0 : above(here[0]), below(here.at(-1))]] : here.map(rank => [above(rank), below(rank)])
-      const index = collectives.indexOf(each), space = min(x1, width) - x0
-      const name = label(each), all = `${name} · ${payloadText(trace.operations[each.parts[0]].payload)}`, text = [all, name, name.replace(/.* (?=without)/, "")].find((each, i) => i > 1 || each.length * 6.4 < space)
-      for (const [a, b] of spans) parts.push(rect(`box${bad}${each === chosen ? " chosen" : ""}`, x0, a, max(3, x1 - x0), b - a, `data-collective="${index}" rx="4"`).replace("/>", `><title>${escaped(long(each))}</title></rect>`))
+      const name = label(each), all = `${name} · ${payloadText(trace.operations[each.parts[0]].payload)}`, text = [all, name, name.replace(/.* (?=without)/, "")].find((each, i) => i > 1 || each.length * 6.4 < x1 - x0)
+      for (const [a, b] of spans) parts.push(rect(`box${bad}${each === chosen ? " chosen" : ""}`, x0, a, max(3, x1 - x0), b - a, `data-collective="${collectives.indexOf(each)}" rx="4"`).replace("/>", `><title>${escaped(long(each))}</title></rect>`))
       const size = text.length * 6.4, start = max(left, min(x0 + 4, width - size))
       labels.push([begin <= tick && tick <= to, bad, text, start, y0 + 13, start + size, size > x1 - x0])
     }
@@ -725,7 +724,7 @@ export const view = (place, trace, sources) => {
     forward.disabled = tick === last
     jumps.forEach((each, i) => { each.disabled = !nextOf(jumpKinds[i]) })
     paintLanes(lanes, states)
-    paintLanes(compact, states)
+    if (past) paintLanes(compact, states)
     paintWindow()
     paintNow(states)
     paintVariables(states, before)
@@ -768,9 +767,12 @@ export const view = (place, trace, sources) => {
     }
     timer = setTimeout(next, Number(speed.value))
   }
+  let past = false // the reader has scrolled past the lanes
   on(window, "scroll", () => { // the compact picture replaces the lanes above the visible part
     const [top, bottom] = [lanes, main].map(each => edges(each).bottom - edges(controls).bottom - ranks * 33)
-    controls.toggleAttribute("data-compact", top < 0 && bottom > 60)
+    if (past === (top < 0 && bottom > 60)) return
+    past = controls.toggleAttribute("data-compact")
+    paint()
   })
   on(document, "keydown", event => {
     const { target, key } = event, inside = box.contains(target), { top, bottom } = edges(main)
