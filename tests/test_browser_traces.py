@@ -444,6 +444,14 @@ def test_a_phone_shows_the_lanes_above_the_variables(phone: Page, site_url: str)
     assert [int(each[2]) for each in names] == [step[3] for step in steps]
     swipe(phone, (300, boxes[0]["y"] + 25), -60, 5)
     assert tick(phone) != 60
+    # the buttons that show more lines of the source are large, and they do not cover the source
+    source = phone.locator(".tv-source").bounding_box()
+    phone.locator(".tv-source").evaluate("e => { e.scrollTop = 0 }")
+    buttons = phone.locator(".tv-away button")
+    buttons.first.wait_for()
+    for each in buttons.all():
+        box = each.bounding_box()
+        assert box["height"] >= 32 and box["y"] >= source["y"] + source["height"]
 
 
 def test_a_rank_in_a_shared_function_names_the_line_of_its_call(

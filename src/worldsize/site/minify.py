@@ -29,7 +29,6 @@ REGULAR_EXPRESSION = re.compile(r"/(?:\\.|\[(?:\\.|[^\]\\])*\]|[^/\\\[\n])+/\w*"
 BEFORE_EXPRESSION = re.compile(r"(?:^|[(,=:\[!&|?{};>]|\breturn)\s*$")
 # The spaces in `a - -b` stay, because `--` is a different operator.
 BESIDE_SIGN = re.compile(r" *([^\w\s$\"'`#@\\+-]) *|(?<![+-]) *([+-])(?! *[+-]) *")
-
 # Line breaks that cannot end a statement, because of the sign before or after them.
 INSIDE_STATEMENT = re.compile(r"(?<=[({\[,?:=&|])\n+|\n+(?=[)}\],?:.&|])")
 
