@@ -2289,11 +2289,11 @@ QXoWVIq2``HtrZbCU-gJ@&)!)vz)4Z;_(~y<Da^PnlD>B!$jo_Vw!%VxpEdk5fYyEUp>QxR|CGFs>)v*
 SU>T%o!z68I0Yo8%KoGGkphRWQ{D7BxD{c{`Nw;w<#ey<_uCHq@nxRv!}lYSzbr#OT_<?>3JMAORI3%ae%pTgRxgT~Z`
 vAiN`^3e>imcxQaf3@dX7U@S-0)!aAR+mgA>04o^4T#x?E2I27_Z<cadN$INE5m*;{Sl4L^CVIK#rg8(I&U!%4gz+Lw7
 oPIZNzwO&6b$kkboI62^kfDK+hJ2!;I-i%^rKoJ-HD%EDhwG^Kx@plUJA&}3r7(bGuOT`=Msy1<}bxNlk%2VZ7vlM7p+
-BDP!I|^)lrGm%Ki}V4VN8@F2%8f$iM1f}ewLD7}46=v>6Usry)ql)ve&9z{rCW!rptNWAr+Pst_zxVQNIbo&9}`~os%)
-sP5>fA3_q97Xt+F77Dmj?k8AwWT@VnTq5<pGRr)$OleA<cJ675}eLn+l(?z=TBLi<uxtoV6#+SkWxlTnaF#}5^kCVN*r
-zuT{_G-X7xMP5K{+ZEU6v1Y3Ss*ALeFLkrOul<9`Cbk%`+T<U>;!1T8#C}}SW8d0O-n@Bp?f(QF{J7@bYu_Xf@b4S?7r
-*PCBNf|5rw-^b)s#K2e#D0ZB`z(d98-Z$^b#(MdlVuTGw<40jGc!A3s|p6*CU`>h_~gqTD?y1qSaN{q_Eg-Lipq1iT>$
-*(s{<6q-^|u6$A?q
+BDP!J2L$Qw&qg7Xy--xfNrGmvN+{XA+w`^v^`v&B@hN}M3xEV$m8liW<WpisH#%1L#9x}dnMLUkEV380FINVS~Qe(`Kk
+U>YP<)oQzY14)ejgidsPNjSEi_Utu@;noK|)ax0M7<ju0f@IQU&`R|z0BXyP?90zL{w4vqGHyrGn8EBD=+{h@uSDpowi
+I_>M@waJ`FLg$ByGnBobo~IL6SDL0G!6W~nw(Z30^H{Uh0lh{l%h$o#Q`r8&1Q%NjSmE-IV11=Jh;ToyBC=QRCvV=ox%
+Pj8_I_Mv@3n7|2l)35{fpmqpOcDJq*Dj<m{Q9=TR-CcfwGzwaE>X@Cwd8&#XX82i<x)rE0KVQ0}EKMNEa)hT8Q`TxLUn
+V@1oUJ*rc%7ZbCTgp)bJcebRZx5v6SWe{9nrDg
 """
 
 if __name__ == "__main__":
