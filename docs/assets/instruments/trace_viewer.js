@@ -104,15 +104,12 @@ export const model = trace => {
     const key = `${file[rank]}:${line}`
     if (kind === "line") (entered[key] ??= []).push(tick)
     // a call at a different line than the last one of its rank is in a function that is not recorded line by line
-    const caller = (stack.at(-1)?.line === line ? stack.at(-2) : stack.at(-1))?.line
+    const top = stack.at(-1), inside = top?.line === line, caller = (inside ? stack.at(-2) : top)?.line
     const all = callers[key] ??= new Set()
     if (caller) all.add(caller)
-    rows[rank].push({ tick, kind, line, caller, callers: all, file: file[rank], operations: traced ? [] : what })
-    if (traced) continue
-    for (const each of what) {
-      if (kind === "call" || kind === "start") ends[each].start ??= { tick, line, file: file[rank] }
-      if (kind === "done" || kind === "waited") ends[each].end ??= { tick, line, file: file[rank] }
-    }
+    rows[rank].push({ tick, kind, line, caller, callers: all, name: inside && trace.functions[top.what][0], file: file[rank], operations: traced ? [] : what })
+    const which = { call: "start", start: "start", done: "end", waited: "end" }[kind]
+    if (which) for (const each of what) ends[each][which] ??= { tick, line, file: file[rank] }
   }
   const segments = rows.map((row, rank) => row.map((step, i) => {
     const next = row[i + 1]
@@ -130,6 +127,7 @@ export const model = trace => {
     messages.push({ lost: isSend(operation) ? "send" : "receive", payload: operation.payload,
       ...isSend(operation) ? { send: here, receive: there } : { send: { rank: operation.peer, tick: here.tick }, receive: { ...there, rank: operation.rank, line: here.line } } })
   })
+  for (const each of messages) Object.assign(each, { from: each.send.tick, to: each.receive.tick })
   const collectives = trace.collectives.map(({ parts, missing = [], mismatch }) => {
     const from = min(...parts.map(each => ends[each].start?.tick ?? 0))
     const to = max(...parts.map(each => ends[each].end?.tick ?? last + 1))
@@ -137,7 +135,7 @@ export const model = trace => {
   })
   const flights = upTo(ranks).map(rank => operations.flatMap((operation, i) => operation.rank === rank && operation.async && ends[i].start
     ? [{ from: ends[i].start.tick, to: endOf(i, "end").tick, how: kindOf(operation) }] : []))
-  return { trace, ranks, last, segments, called: segments.flat().some(each => each.caller), ends, messages, collectives, flights: flights.map(inRows), entered, lastOf }
+  return { trace, ranks, last, segments, ends, messages, collectives, flights: flights.map(inRows), entered, lastOf }
 }
 
 // Gives each interval the first free row.
@@ -173,7 +171,7 @@ export const stateAt = ({ trace, ranks, segments, lastOf }, tick) => {
   return found
 }
 
-const plural = text => text.replace(/^(run|wait|end|exit)s\b/, "$1").replace(/^is\b/, "are").replace(/^has\b/, "have").replace(/^was\b/, "were")
+const plural = text => text.replace(/^(run|wait|end|exit)s\b/, "$1").replace(/^(is|has|was)\b/, word => ({ is: "are", has: "have", was: "were" })[word])
 
 // How a rank has ended, in words.
 const fate = ({ how, status }) => ({ finished: "has finished", exit: `exited with status ${status}`, raised: `ended with ${status}`, error: `received ${status}`,
@@ -194,16 +192,13 @@ const doing = ({ trace }, state, rank) => {
 
 // How the recording ends, in sentences: first the ranks that have ended, then the ranks that wait.
 const ending = ({ trace }) => {
-  const groups = new Map()
-  trace.ends.forEach((end, rank) => {
-    const { how, status, line, in: calls = [] } = end
-    if (how === "finished") return
+  const groups = Object.groupBy(upTo(trace.ranks).filter(rank => trace.ends[rank].how !== "finished"), rank => {
+    const end = trace.ends[rank], { how, status, line, in: calls = [] } = end
     const inside = calls.length ? ` in ${joined(calls)}` : ""
     const until = how === "error" && status ? ` until the call raises ${status}` : how === "aborted" ? " until the process aborts" : ""
-    const text = `${isDead(end) ? fate(end) : `waits${inside}`}${line ? ` at line ${line}` : ""}${until}`
-    groups.set(text, [...groups.get(text) ?? [], rank])
+    return `${isDead(end) ? fate(end) : `waits${inside}`}${line ? ` at line ${line}` : ""}${until}`
   })
-  const sentences = [...groups].sort(([a], [b]) => a.startsWith("waits") - b.startsWith("waits"))
+  const sentences = Object.entries(groups).sort(([a], [b]) => a.startsWith("waits") - b.startsWith("waits"))
     .map(([text, ranks]) => `${named(ranks)} ${ranks.length > 1 ? plural(text) : text}.`)
   return [...trace.hangs.length ? ["From here on, no rank makes progress."] : [], ...sentences].join(" ")
 }
@@ -255,10 +250,10 @@ export const view = (place, trace, sources) => {
   }
   const output = element("output")
   const play = button("Play", () => timer ? stop() : start(), { class: "tv-play" })
-  const speed = element("select", { "aria-label": "Speed" })
+  const speed = element("select")
   speed.innerHTML = "<option value=1200>slow<option value=600 selected>normal<option value=200>fast"
-  const moments = { message: messages.map(each => each.send.tick), collective: collectives.map(each => each.from) }
-  const nextOf = kind => moments[kind].filter(each => each > tick).sort((a, b) => a - b)[0]
+  const moments = { message: messages, collective: collectives }
+  const nextOf = kind => moments[kind].map(each => each.from).filter(each => each > tick).sort((a, b) => a - b)[0]
   const jump = kind => nextOf(kind) && go(nextOf(kind))
   const jumpKinds = Object.keys(moments).filter(kind => moments[kind].length)
   const jumps = jumpKinds.map(kind => button(`Next ${kind}`, () => jump(kind)))
@@ -303,17 +298,20 @@ export const view = (place, trace, sources) => {
 
   // ---- the source: long parts that were not recorded are folded
 
+  const texts = sources.map(text => text.split("\n")), defined = {} // the name of the function of each recorded line
   const lineElements = {}, touched = new Set(segments.flat().map(each => `${each.file}:${each.line}`))
   sources.forEach((text, file) => {
     if (sources.length > 1) source.append(element("div", { class: "tv-file" }, trace.files[file]))
     const all = coloured(text.replace(/\n$/, "").replace(/^ *# --8<-- .*$/gm, ""))
     const heads = new Set()
     const used = all.map((_, i) => touched.has(`${file}:${i + 1}`))
-    const lines_ = text.split("\n"), indents = lines_.map(line => line.search(/\S|$/))
+    const indents = texts[file].map(line => line.search(/\S|$/))
     used.forEach((is, i) => { // the head of each function with a recorded line
       if (!is) return
-      const head = lines_.findLastIndex((line, k) => k < i && indents[k] < indents[i] && /^\s*(async )?def /.test(line))
-      if (head >= 0) heads.add(head)
+      const head = texts[file].findLastIndex((line, k) => k < i && indents[k] < indents[i] && /^\s*(async )?def /.test(line))
+      if (head < 0) return
+      heads.add(head)
+      defined[`${file}:${i + 1}`] = texts[file][head].match(/def (\w+)/)[1]
     })
     const near = used.map((_, i) => heads.has(i) || used.slice(max(0, i - 3), i + 4).some(Boolean))
     let i = 0
@@ -355,26 +353,22 @@ export const view = (place, trace, sources) => {
 
   // the ranks whose lines are above or below the visible part of the source
   let marked = new Map(), shown = []
+  const chips = here => here.map(rank => chip(rank, shown[rank])).join("")
   const paintAway = () => {
     const { scrollTop, clientHeight } = source
     away.replaceChildren(...[...marked].flatMap(([line, here]) => {
       const arrow = line.offsetTop < scrollTop ? "↑" : line.offsetTop + 19 > scrollTop + clientHeight ? "↓" : ""
       const one = button("", () => { source.scrollTop = line.offsetTop - clientHeight / 2 }, { tabindex: -1 })
-      one.innerHTML = `${arrow} ${here.map(rank => chip(rank, shown[rank])).join("")} line ${line.dataset.line}`
+      one.innerHTML = `${arrow} ${chips(here)} line ${line.dataset.line}`
       return arrow ? [one] : []
     }))
   }
   on(source, "scroll", paintAway)
 
+  const lineOf = ({ file, line }) => lineElements[`${file}:${line}`]
   const paintSource = states => {
-    marked = new Map()
     shown = states
-    states.forEach((state, rank) => {
-      if (!state.line) return
-      const line = lineElements[`${state.file}:${state.line}`]
-      if (!line) return
-      marked.set(line, [...marked.get(line) ?? [], rank])
-    })
+    marked = Map.groupBy(upTo(ranks).filter(rank => lineOf(states[rank])), rank => lineOf(states[rank]))
     for (const line of source.querySelectorAll(".now,[data-end],[tabindex='0']")) {
       line.classList.remove("now")
       delete line.dataset.end
@@ -383,11 +377,11 @@ export const view = (place, trace, sources) => {
     }
     for (const [line, here] of marked) {
       line.classList.add("now")
-      line.firstChild.innerHTML = upTo(ranks).map(rank => here.includes(rank) ? chip(rank, states[rank]) : "").join("")
+      line.firstChild.innerHTML = chips(here)
     }
     const ends = chosenEnds()
     for (const { line, file = 0 } of ends) {
-      const found = lineElements[`${file}:${line}`]
+      const found = lineOf({ file, line })
       if (!found) continue
       found.dataset.end = ""
       found.lastChild.dataset.note = joined([...new Set(ends.filter(each => each.line === line).map(each => each.word))])
@@ -401,13 +395,18 @@ export const view = (place, trace, sources) => {
     const { scrollTop, clientHeight } = source
     if (low < scrollTop + 24 || high > scrollTop + clientHeight - 24) {
       const moved = states.find(each => each.moved && each.line)
-      const anchor = moved && lineElements[`${moved.file}:${moved.line}`]
+      const anchor = moved && lineOf(moved)
       const middle = high - low < clientHeight - 48 || !anchor ? (low + high) / 2 : anchor.offsetTop
       source.scrollTop = middle - clientHeight / 2
     }
     paintAway()
   }
-  const calledFrom = ({ caller }, words) => caller ? `${words} line ${caller}` : ""
+  // The line that calls the function of a rank, if its text contains the name of the function or of the class.
+  const calledFrom = ({ caller, name, file, line }, words) => {
+    const names = String(name || defined[`${file}:${line}`]).match(/\w+/g)
+    return caller && names.some(each => texts[file][caller - 1].includes(each)) ? `${words} line ${caller}` : ""
+  }
+  const called = segments.flat().some(each => calledFrom(each, ""))
   const chip = (rank, state) => {
     const kind = state.how === "ended" ? " ended" : /computes|before/.test(state.how) ? "" : " waits"
     return `<span class="tv-chip${kind}" ${style(rank)} title="rank ${rank} ${doing(made, state, rank)}">${rank}</span>`
@@ -438,7 +437,7 @@ export const view = (place, trace, sources) => {
     if (!each.parts) {
       const value = contentOf(each.payload)
       const text = `rank ${each.send.rank} → rank ${each.receive.rank}: ${payloadText(each.payload)}${value ? ` · ${value}` : ""}`
-      return each.lost ? `${text} · ${each.lost === "send" ? "no rank receives it" : "no rank sends it"}` : text
+      return each.lost ? `${text} · no rank ${each.lost === "send" ? "receives" : "sends"} it` : text
     }
     const { payload, reduce } = trace.operations[each.parts[0]]
     return `${label(each)}${reduce ? ` (${reduce})` : ""}${payload ? `: ${payloadText(payload)}` : ""}${each.missing.length || each.mismatch ? "" : `, ${each.parts.length} ranks`}`
@@ -447,19 +446,18 @@ export const view = (place, trace, sources) => {
     chosen = chosen === each ? null : each
     paint()
   }
-  const activeAt = at => [...collectives.filter(each => each.from <= at && at <= each.to), ...messages.filter(each => each.send.tick <= at && at <= each.receive.tick)]
+  const activeAt = at => [...collectives, ...messages].filter(each => each.from <= at && at <= each.to)
   const most = last > 2000 ? 6 : max(...upTo(last).map(i => activeAt(i + 1).length))
   const space = 36 + 31 * clamp(1, most, 6)
   now.style.minHeight = `${space}px`
   const paintNow = states => {
     const active = activeAt(tick)
     const shown = chosen && !active.includes(chosen) ? [chosen, ...active] : active
-    const groups = new Map()
-    states.forEach((state, rank) => {
-      const key = `${doing(made, state, rank)}|${state.line ?? ""}${calledFrom(state, ", called from")}`
-      groups.set(key, [...groups.get(key) ?? [], rank])
+    const groups = Object.groupBy(upTo(ranks), rank => {
+      const state = states[rank]
+      return `${doing(made, state, rank)}|${state.line ?? ""}${calledFrom(state, ", called from")}`
     })
-    const sentence = [...groups].map(([key, here]) => {
+    const sentence = Object.entries(groups).map(([key, here]) => {
       const [what, line] = key.split("|"), place = line && `${what === "runs" ? "" : " at"} line ${line}`
       return `${named(here)} ${here.length > 1 ? plural(what) : what}${place}.`
     }).join(" ")
@@ -490,12 +488,12 @@ export const view = (place, trace, sources) => {
   const lay = () => {
     const width = max(280, lanes.parentElement.clientWidth)
     const left = width < 480 ? 78 : 122, least = width < 480 ? 20 : 22
-    const whole = last + (trace.hangs.length && Math.ceil(96 / least)) // with space for what never arrives
+    const whole = last + (trace.hangs.length && 5) // with space for what never arrives
     const count = min(whole, max(4, floor((width - left) / least)))
     const cell = min(96, (width - left) / count), thick = 22
     const top = 16 + boxRows * 17, gap = messages.some(each => each.lost) ? 38 : messages.length ? 30 : 14
-    const pitch = max((width < 480 ? 60 : 36) + (made.called ? 14 : 0), thick + flightRows * 6 + gap)
-    plan = { width, left, count, cell, whole, top, pitch, thick, height: top + ranks * pitch - (gap > 14 && !made.called ? 10 : 0) }
+    const pitch = max((width < 480 ? 60 : 36) + (called ? 14 : 0), thick + flightRows * 6 + gap)
+    plan = { width, left, count, cell, whole, top, pitch, thick, height: top + ranks * pitch - (gap > 14 && !called ? 10 : 0) }
     full = plan
     main.style.setProperty("--least", `${plan.height + space + 350}px`)
   }
@@ -505,9 +503,9 @@ export const view = (place, trace, sources) => {
   const endOfBar = ({ to }) => min(plan.width, x(to > last ? plan.whole + 1 : to)) // what never ends continues to the edge
   const arrow = (each, active) => {
     const { cell, thick, pitch, left, width } = plan
-    const a = [x(each.send.tick) + cell / 2, y(each.send.rank) + thick / 2], b = [x(each.receive.tick) + cell / 2, y(each.receive.rank) + thick / 2]
+    const a = [x(each.from) + cell / 2, y(each.send.rank) + thick / 2], b = [x(each.to) + cell / 2, y(each.receive.rank) + thick / 2]
     if (max(a[0], b[0]) < left || min(a[0], b[0]) > width) return ""
-    const down = Math.sign(b[1] - a[1]) || 1, off = active || each === chosen ? "" : " off"
+    const down = b[1] < a[1] ? -1 : 1, off = active || each === chosen ? "" : " off"
     const begin = [a[0], a[1] + down * thick / 2], stop = [b[0], b[1] - down * thick / 2]
     const unreceived = each.lost === "send", upward = unreceived && down < 0 && a[0] > left + 90 // its text is on the left, and the text of a different rank on the right
     if (each.lost) { // it never arrives
@@ -571,7 +569,7 @@ export const view = (place, trace, sources) => {
       const adjacent = here.at(-1) - here[0] === here.length - 1
       const above = rank => y(rank) - 5, below = rank => y(rank) + thick + flightRows * 6 + 3
       const spans = adjacent ? [[here[0] === 0 ? y0 : above(here[0]), below(here.at(-1))]] : here.map(rank => [above(rank), below(rank)])
-      const name = label(each), all = `${name} · ${payloadText(trace.operations[each.parts[0]].payload)}`, text = [all, name, name.replace(/.* (?=without)/, "")].find((each, i) => i > 1 || each.length * 6.4 < x1 - x0)
+      const name = label(each), text = [`${name} · ${payloadText(trace.operations[each.parts[0]].payload)}`, name, name.replace(/.* (?=without)/, "")].find((each, i) => i > 1 || each.length * 6.4 < x1 - x0)
       for (const [a, b] of spans) parts.push(rect(`box${bad}${each === chosen ? " chosen" : ""}`, x0, a, max(3, x1 - x0), b - a, `data-collective="${collectives.indexOf(each)}" rx="4"`).replace("/>", `><title>${escaped(long(each))}</title></rect>`))
       const size = text.length * 6.4, start = max(left, min(x0 + 4, width - size))
       labels.push([begin <= tick && tick <= to, bad, text, start, y0 + 13, start + size, size > x1 - x0])
@@ -605,12 +603,12 @@ export const view = (place, trace, sources) => {
         if (x1 > x0) parts.push(bar(`${id}${rank}`, each.how, x0, y(rank) + thick + 1 + min(each.row, 3) * 6, x1 - x0, 5))
       }
       parts.push("</g>")
-      const state = states[rank], text = doing(made, state, rank)
+      const state = states[rank], text = doing(made, state, rank), from_ = calledFrom(state, "from")
       names.push(`<foreignObject x="0" y="${y(rank) - 3}" width="${left - 6}" height="${pitch}"><div class="tv-name">`
-        + `${chip(rank, state)} <b>${state.line ? `line ${state.line}` : ""}</b><br>${calledFrom(state, "from")}${small ? "" : `${state.caller ? "<br>" : ""}${escaped(text)}`}</div></foreignObject>`)
+        + `${chip(rank, state)} <b>${state.line ? `line ${state.line}` : ""}</b><br>${from_}${small ? "" : `${from_ && "<br>"}${escaped(text)}`}</div></foreignObject>`)
     })
     placed.length = 0
-    const arrows = (small ? [] : messages).map(each => arrow(each, each.send.tick <= tick && tick <= each.receive.tick)).filter(Boolean)
+    const arrows = (small ? [] : messages).map(each => arrow(each, each.from <= tick && tick <= each.to)).filter(Boolean)
     parts.push(rect("column", x(tick), 14, cell, height - 16))
     parts.push(...arrows.map(each => each.html), ...arrows.filter(({ active, each }) => !each.lost && (active || each === chosen)).sort((a, b) => (b.each === chosen) - (a.each === chosen)).map(pill), ...names)
     draw(picture, width, height, `<defs>${small ? "" : upTo(ranks).map(rank => patterns(`${id}${rank}`, style(rank))).join("")}</defs>${parts.join("")}`)
@@ -625,7 +623,7 @@ export const view = (place, trace, sources) => {
     const parts = segments.flatMap((row, rank) => row.filter(each => each.how === "computes")
       .map(each => rect("run", at(each.tick), 4 + rank * high, (min(each.to, last + 1) - each.tick) * scale, high - 2, style(rank))))
     for (const each of messages) {
-      if (!each.lost) parts.push(`<line ${style(each.send.rank)} stroke="var(--e)" x1="${at(each.send.tick + 0.5)}" y1="${3 + (each.send.rank + 0.5) * high}" x2="${at(each.receive.tick + 0.5)}" y2="${3 + (each.receive.rank + 0.5) * high}"/>`)
+      if (!each.lost) parts.push(`<line ${style(each.send.rank)} stroke="var(--e)" x1="${at(each.from + 0.5)}" y1="${3 + (each.send.rank + 0.5) * high}" x2="${at(each.to + 0.5)}" y2="${3 + (each.receive.rank + 0.5) * high}"/>`)
     }
     for (const each of collectives) {
       parts.push(rect("all", at(each.from), 2, max(2, (min(each.to, last + 1) - each.from) * scale), height - 4))
@@ -709,7 +707,7 @@ export const view = (place, trace, sources) => {
     const { scrollTop, scrollLeft } = table
     const body = order.map(rowsOf).join("")
     const note = ["Values before the marked line runs. Underlined: changed in this tick.", ...body.includes(">= ") || body.includes("tv-equal") ? ["=: equal on all ranks."] : [], ...body.includes("✓ ") ? ["✓: final value."] : []].join(" ")
-    table.innerHTML = `<table class="tv-table"><caption>${note}</caption><thead><tr><th scope="col">variable</th>${head}</tr></thead><tbody>${body}</tbody></table>`
+    table.innerHTML = `<table><caption>${note}</caption><thead><tr><th scope="col">variable</th>${head}</tr></thead><tbody>${body}</tbody></table>`
     Object.assign(table, { scrollTop, scrollLeft })
   }
 
@@ -738,7 +736,7 @@ export const view = (place, trace, sources) => {
     tick = to
     paint()
     clearTimeout(address)
-    if (location.protocol.startsWith("http")) {
+    if (/^http/.test(location)) {
       address = setTimeout(() => {
         const url = new URL(location)
         url.searchParams.set("tick", tick)
@@ -823,7 +821,7 @@ export const view = (place, trace, sources) => {
     .filter(([how]) => how === "computes" || [...segments, ...flights].flat().some(each => each.how === how))
   legend.innerHTML = kinds.map(([how, words]) => `<span><svg viewBox="0 0 24 13" aria-hidden="true" ${style(0)}>${bar(`${id}0`, how, 0.5, 0.5, 23, 12)}</svg>${words}</span>`).join("")
     + [flightRows && "thin bar: a transfer in the background", "grey number: the line continues after a call", collectives.length && "blue frame: a collective",
-      trace.hangs.length && "red frame: a call that does not return", made.called && "from line: the recorded line that calls the function", messages.some(each => each.lost) && "✕: a message that does not arrive"].filter(Boolean).map(words => `<span>${words}</span>`).join("")
+      trace.hangs.length && "red frame: a call that does not return", called && "from line: the line that calls the function", messages.some(each => each.lost) && "✕: a message that does not arrive"].filter(Boolean).map(words => `<span>${words}</span>`).join("")
     + [["", "the rank runs"], [" waits", "it is in a call"], [" ended", "it has ended"]].map(([kind, words]) => `<span><b class="tv-chip${kind}" ${style(0)}>0</b>${words}</span>`).join("")
   place.replaceChildren(box, status)
   let width
