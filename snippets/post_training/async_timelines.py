@@ -7,6 +7,7 @@ between the weights that sampled an answer and the step that uses it. Draws asyn
 """
 
 import heapq
+import math
 import multiprocessing
 import sys
 import time
@@ -364,16 +365,23 @@ def main() -> None:
         busy = sum(inside(times, begin, end) for *_, times, _ in finished)
         trains = sum(inside(times, begin, end) for times in steps)
         measured = trains / (end - begin), busy / (end - begin) / SAMPLERS
+        period = (end - begin) / (STEPS - 1)
         ages = [age for groups in used for age in groups.values()]
-        row = f"{mode:14}{step:9.2f} ≈{(end - begin) / (STEPS - 1):5.2f}  "
+        row = f"{mode:14}{step:9.2f} ≈{period:5.2f}  "
         for share, found in zip(expected, measured, strict=True):
             row += f"{share:9.0%} ≈{found:4.0%} "
         about = "≈" if mode == "asynchronous" else " "
         print(f"{row:64} {about}{sum(ages) / len(ages):.2f}, {BOUND[mode]}")
         # These checks are true on any machine, because a sleep never ends early. In the mode
         # "one step off", the trainer permits the next batch only after a step has started.
-        least = {"synchronous": max(SAMPLE) + TRAIN, "one step off": max(SAMPLE)}
-        assert end - steps[0][0] >= (STEPS - 1) * least.get(mode, TRAIN) + TRAIN
+        least = TRAIN if mode == "asynchronous" else step
+        assert end - steps[0][0] >= (STEPS - 1) * least + TRAIN
+        assert max(measured) < 1.001  # nobody works for longer than the whole time
+        assert math.isclose(measured[0] * period * (STEPS - 1), trains)
+        assert trains >= (STEPS - 1) * TRAIN
+        if mode == "synchronous":  # all samples of these steps are inside this time
+            assert period >= step
+            assert measured[1] * period >= sum(SAMPLE) / SAMPLERS
         for index, _, _, times, _ in finished:
             assert times[1] - times[0] >= SAMPLE[index % GROUPS]
         assert len(ages) == STEPS * GROUPS and max(ages) <= BOUND[mode]
@@ -384,6 +392,9 @@ def main() -> None:
             late = {step: ages[LATE] for step, ages in enumerate(used) if LATE in ages}
             for number, age in late.items():
                 assert overlap[LATE] > 0 and number >= age >= 1
+            # a sampler uses the newest weights of the moment in which its answers start
+            for _, version, _, times, _ in finished:
+                assert version == sum(done <= times[0] for _, done in steps)
         else:  # a step uses the groups that were started together, and all have one age
             own = [i // GROUPS == number for number, groups in enumerate(used) for i in groups]
             assert all(own) and ages == [

@@ -6,6 +6,7 @@ does not change the reward here, so an objective without a length bias must give
 Draws clipped_objective.svg.
 """
 
+import math
 from collections.abc import Callable
 
 import matplotlib
@@ -41,19 +42,30 @@ def gradient_of_token(ratio: float, advantage: float) -> float:
 # --8<-- [end:gradient_of_token]
 
 
-def print_tokens() -> None:
-    """Compare the gradient that autograd computes with the rule, for ten tokens."""
-    ratios = torch.tensor([0.5, 0.9, 1.0, 1.1, 1.5], dtype=torch.float64)
-    old = torch.linspace(-3, -0.5, 5, dtype=torch.float64).expand(2, 5)
+def token_gradients(ratios: torch.Tensor) -> list[tuple[float, torch.Tensor]]:
+    """For A = 1 and A = -1, compare the gradients that autograd computes with the rule."""
+    n = len(ratios)
+    old = torch.linspace(-3, -0.5, n, dtype=torch.float64).expand(2, n)
     new = (old + ratios.log()).requires_grad_()
     advantages = torch.tensor([1.0, -1.0], dtype=torch.float64)
-    loss = clipped_loss(new, old, advantages, torch.ones(2, 5), CLIP)
-    gradients = -torch.autograd.grad(loss, new)[0] * 10  # 10 tokens, and the loss is a mean
-    print("ratio           " + "".join(f"{ratio:8.1f}" for ratio in ratios))
-    for a, row in zip(advantages.tolist(), gradients, strict=True):
+    loss = clipped_loss(new, old, advantages, torch.ones(2, n), CLIP)
+    gradients = -torch.autograd.grad(loss, new)[0] * 2 * n  # the loss is a mean of 2n tokens
+    rows = list(zip(advantages.tolist(), gradients, strict=True))
+    for a, row in rows:
         expected = [gradient_of_token(ratio, a) for ratio in ratios.tolist()]
         torch.testing.assert_close(row.tolist(), expected)
+    return rows
+
+
+def print_tokens() -> None:
+    """Print the gradients of ten tokens, and find out where the gradient becomes zero."""
+    ratios = torch.tensor([0.5, 0.9, 1.0, 1.1, 1.5], dtype=torch.float64)
+    print("ratio           " + "".join(f"{ratio:8.1f}" for ratio in ratios))
+    for a, row in token_gradients(ratios):
         print(f"gradient, A = {a:+.0f}" + "".join(f"{value + 0.0:8.1f}" for value in row))
+    many = torch.arange(0.405, 1.6, 0.01, dtype=torch.float64)
+    (_, good), (_, bad) = token_gradients(many)
+    assert torch.equal(good == 0, many > 1.2) and torch.equal(bad == 0, many < 0.8)
 
 
 def draw() -> None:
@@ -98,17 +110,22 @@ def constant(scores: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
     return (scores / LONGEST).mean(1)
 
 
-def push_to_stop(normalize: Callable, answers: int, advantage: float) -> float:
-    """Expected gradient of the stop logit, relative to the expected size of one score.
-
-    Every answer has the same advantage. The sum runs over all lengths of all answers.
-    """
+def outcomes() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """All outcomes of one answer: their lengths, scores and probabilities, [9] each."""
     lengths = torch.tensor([*range(1, LONGEST + 1), LONGEST], dtype=torch.float64)
     ended = torch.ones_like(lengths)
     ended[-1] = 0  # the last outcome is an answer that is cut off
     probability = P_STOP**ended * (1 - P_STOP) ** (lengths - ended)
     # d(log p) / d(logit): 1 - p for the token that stops, -p for each token that continues
-    scores = ended - P_STOP * lengths
+    return lengths, ended - P_STOP * lengths, probability
+
+
+def push_to_stop(normalize: Callable, answers: int, advantage: float) -> float:
+    """Expected gradient of the stop logit, relative to the expected size of one score.
+
+    Every answer has the same advantage. The sum runs over all lengths of all answers.
+    """
+    lengths, scores, probability = outcomes()
     groups = torch.cartesian_prod(*[torch.arange(len(lengths))] * answers).view(-1, answers)
     weights = probability[groups].prod(1)
     assert abs(weights.sum() - 1) < 1e-12
@@ -120,8 +137,23 @@ def push_to_stop(normalize: Callable, answers: int, advantage: float) -> float:
 # --8<-- [end:length_bias]
 
 
+def check_constant() -> None:
+    """If the reward is the length, the constant gives the derivative of the mean length."""
+    lengths, scores, probability = outcomes()
+    pushes = constant((scores * lengths)[:, None], lengths[:, None])
+    logit, step, means = math.log(P_STOP / (1 - P_STOP)), 1e-4, []
+    for moved in (logit + step, logit - step):
+        proceed = 1 / (1 + math.exp(moved))
+        means.append(sum(proceed**k for k in range(LONGEST)))  # token k + 1 exists
+    derivative = (means[0] - means[1]) / (2 * step)
+    assert derivative < -1 and math.isclose(
+        probability @ pushes * LONGEST, derivative, rel_tol=1e-6
+    )
+
+
 def main() -> None:
     draw()
+    check_constant()
     print_tokens()
     print(f"\npush towards the end of an answer, lengths 1 to {LONGEST}")
     print("normalization      answers   right answers   wrong answers")

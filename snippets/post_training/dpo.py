@@ -299,6 +299,8 @@ def main() -> None:
                 print(f"{seed:4}   {name:9}   {step:4}   " + values.format(*row))
             (first, none, right, wrong, other), (last, ordered, *after) = rows
             assert none == 0.0 and right > 0.95 and ordered == 1.0 and after[1] < wrong / 10
+            for parts in ((right, wrong, other), after):  # each answer is counted once
+                assert abs(sum(parts) - 1) < 1e-5, rows
             assert last < 0.8 * first and abs(first - math.log(2)) < 1e-4
             if keep:
                 assert after[0] > 0.9, rows

@@ -19,7 +19,7 @@ TOKENS = [".", "$", "(", "[", ")", "]"]  # padding, end of sequence, opening, cl
 PAD, END, OPENING, CLOSING = 0, 1, 2, 4  # a closing bracket is its opening bracket + 2
 LENGTH, PROMPTS, GROUP, UPDATES = 4, 16, 8, 8  # UPDATES: optimizer steps for each batch
 PRETRAINING, EARLY, STEPS, SEEDS = 40, 4, 6, range(3)
-NO_CLIP = 1e6
+CLIP, NO_CLIP = 0.2, 1e6
 
 
 class PolicyBlock(nn.Module):
@@ -200,7 +200,7 @@ def main() -> None:
     torch.set_num_threads(1)
     cases = {  # clip, weight of the entropy bonus, seeds
         "no clipping": (NO_CLIP, 0.0, SEEDS),
-        "clipped at 0.2": (0.2, 0.0, SEEDS),
+        f"clipped at {CLIP}": (CLIP, 0.0, SEEDS),
         "bonus, no clipping": (NO_CLIP, 0.3, SEEDS[:1]),
     }
     print(f"{UPDATES} updates per batch     entropy after batches   silent groups     reward")
@@ -217,6 +217,9 @@ def main() -> None:
             # at first, four of five tokens are one of two brackets with equal probability
             assert abs(first[0] - LENGTH * math.log(2) / (LENGTH + 1)) < 0.12
     free, clipped = ([rows[name, seed] for seed in SEEDS] for name in list(cases)[:2])
+    # each seed has its own policy, and both objectives start from the same policy and samples
+    assert [row[0] for row in free] == [row[0] for row in clipped]
+    assert len({row[0][0] for row in free}) == len(SEEDS)
     silent = [statistics.fmean(row[1][1] for row in each) for each in (free, clipped)]
     assert silent[0] > 0.6 and silent[0] > silent[1] + 0.3  # after four batches
     reward = [statistics.fmean(row[-1][2] for row in each) for each in (free, clipped)]

@@ -166,8 +166,20 @@ def supervise(policy: Policy, mask_of: Callable, rng: torch.Generator, steps: in
     return ends
 
 
+def check_masks() -> None:
+    """Compare both masks with a loop over answers of different lengths."""
+    answers = torch.tensor([[4, 5, END, END], [END, END, END, END], [4, 4, 5, 4]])
+    without_end, with_first = (mask_of(answers) for mask_of in MASKS.values())
+    for row, without, first in zip(answers.tolist(), without_end, with_first, strict=True):
+        length = row.index(END) + 1 if END in row else len(row)
+        assert first.tolist() == [1.0] * length + [0.0] * (len(row) - length)
+        brackets = sum(token != END for token in row)
+        assert without.tolist() == [1.0] * brackets + [0.0] * (len(row) - brackets)
+
+
 def main() -> None:
     torch.set_num_threads(1)
+    check_masks()
     print("mask in the loss     END in loss   answers that end   tokens   reward after GRPO")
     rows = {}
     for name, mask_of in MASKS.items():

@@ -5,6 +5,7 @@ samples eight answers to each prompt, and a checker gives the reward 1 or 0. Loo
 reward of each seed, which is computed from all 16 prompts and not from samples. Draws grpo.svg.
 """
 
+import copy
 import itertools
 import statistics
 
@@ -222,6 +223,39 @@ def check_samples(policy: Policy, rng: torch.Generator) -> None:
     assert (rewards.mean() - exact.mean()).abs() < 5 * error + 10 / len(rewards)
 
 
+def check_step() -> None:
+    """Repeat one step of GRPO with a loop over the answers, which clips each token itself."""
+    torch.manual_seed(0)
+    policy, rng = Policy(), torch.Generator().manual_seed(0)
+    pretrain(policy, LENGTH, rng, PRETRAINING)
+    other, again = copy.deepcopy(policy), torch.Generator()
+    again.set_state(rng.get_state())
+    grpo_step(policy, torch.optim.SGD(policy.parameters(), lr=1.0), rng)
+
+    prompts = draw_prompts(PROMPTS, LENGTH, again).repeat_interleave(GROUP, 0)
+    answers, old = sample(other, prompts, LENGTH + 1, again)
+    advantages = group_advantages(rewards_of(prompts, answers), GROUP).tolist()
+    weights, clipped = list(other.parameters()), []
+    for _ in range(UPDATES):
+        new, total, tokens, flat = log_probs_of(other, prompts, answers), 0.0, 0, 0
+        for answer, a, now, before in zip(answers.tolist(), advantages, new, old, strict=True):
+            length = answer.index(END) + 1 if END in answer else len(answer)
+            tokens += length
+            if a:
+                ratios = (now[:length] - before[:length]).exp()
+                moved = ratios > 1.2 if a > 0 else ratios < 0.8  # these have no gradient
+                total, flat = total + a * ratios[~moved].sum(), flat + int(moved.sum())
+        clipped.append(flat)
+        gradients = torch.autograd.grad(-total / tokens, weights)
+        norm = sum(float(each.square().sum()) for each in gradients) ** 0.5
+        with torch.no_grad():
+            for weight, each in zip(weights, gradients, strict=True):
+                weight -= each / max(1.0, norm)
+    assert clipped[0] == 0 < clipped[-1]  # the clip acts only after the first update
+    for one, two in zip(policy.parameters(), weights, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-5)
+
+
 def learn(seed: int, steps: int, score=check_groups) -> tuple[list[float], torch.Tensor]:
     """Pretrain and train one policy. Returns its learning curve and its last exact rewards."""
     torch.manual_seed(seed)
@@ -263,6 +297,7 @@ def draw(curves: list[list[float]], control: list[float]) -> None:
 
 def main() -> None:
     torch.set_num_threads(1)
+    check_step()
     print(f"the checker agrees with a stack on {check_checker()} pairs of prompt and answer")
     half = STEPS // 2
     columns = f"after {half} steps   after {STEPS} steps   lowest of 16 prompts"
@@ -272,7 +307,9 @@ def main() -> None:
         curve, exact = learn(seed, STEPS)
         curves.append(curve)
         row = f"{seed:4}   ≈{curve[0]:<12.3f}   ≈{curve[half]:<13.2f}   ≈{curve[-1]:<13.2f}"
-        print(f"{row}   ≈{exact.min():.2f}")
+        lowest = exact.min()
+        print(f"{row}   ≈{lowest:.2f}")
+        assert (exact >= lowest).all() and abs(exact.mean() - curve[-1]) < 1e-6
         assert abs(curve[0] - 0.5**LENGTH) < 0.02  # each bracket is right with probability 1/2
         assert curve[-1] > 0.2
     assert sum(curve[-1] > 0.9 for curve in curves) >= 3  # most seeds solve the task

@@ -32,6 +32,24 @@ ARROWS = [  # number of the step, from, to, label, position of the label
 ]
 
 
+ROUTES = {  # the sender and the receiver of each message
+    "prompts": ("prompts", "sampler"),
+    "answers": ("sampler", "checker"),
+    "rewards": ("checker", "advantages"),
+    "advantages": ("advantages", "trainer"),
+    "tokens, log-probs": ("sampler", "trainer"),
+    "new weights": ("trainer", "sampler"),
+}
+
+
+def on_edge(title: str, point: tuple[int, int]) -> bool:
+    """Return whether a point is on the edge of a box."""
+    x, y, width, height, *_ = BOXES[title]
+    right, down = point[0] - x, point[1] - y
+    inside = 0 <= right <= width and 0 <= down <= height
+    return inside and (right in (0, width) or down in (0, height))
+
+
 def message_bytes() -> dict[str, float]:
     """Bytes of each message of one step."""
     answers = PROMPTS * GROUP
@@ -72,6 +90,9 @@ def draw() -> str:
 
 
 def main() -> None:
+    for _, start, end, label, _ in ARROWS:
+        sender, receiver = ROUTES[label]
+        assert on_edge(sender, start) and on_edge(receiver, end), label
     with open("grpo_loop.svg", "w", encoding="utf-8") as file:
         file.write(draw())
     sizes = message_bytes()

@@ -217,6 +217,8 @@ def main() -> None:
         direction = exact / exact.norm()
         slopes = derivative(trainer, direction, prompts, answers)
         # --8<-- [end:exact]
+        # the sampler's mean advantage is zero for each prompt
+        assert (mu * advantages).view(len(every), -1).sum(1).abs().max() < 1e-12
         both = [(p * rewards).sum() for p in (mu, pi)]
         print(f"success: ≈{both[0]:.2f} of the sampler, ≈{both[1]:.2f} of the trainer")
         print(f"  {'weights':21}{'largest':9}{'error of the mean':19}noise of one sample")
@@ -233,6 +235,10 @@ def main() -> None:
             noise[name] = ((mu * (along - centre) ** 2).sum().sqrt() / exact.norm()).item()
             # --8<-- [end:row]
             torch.testing.assert_close(centre, mean @ direction, rtol=1e-4, atol=1e-6)
+            # the variance is the mean of the squares minus the square of the mean
+            variance = (mu * along**2).sum() - (mean @ direction) ** 2
+            found = torch.tensor(noise[name]).double() * exact.norm()
+            torch.testing.assert_close(found**2, variance, rtol=1e-4, atol=1e-6)
             share = f"≈{error[name]:.0%}" if error[name] > 1e-9 else "0%"
             print(f"  {name:21}{f'≈{weights.max():.1f}':9}{share:19}≈{noise[name]:.1f}")
         assert error["sequence"] < 1e-9, "these weights must give the exact gradient"

@@ -249,7 +249,8 @@ def main() -> None:
         reported, true = kl_of(resumed.policy, resumed.reference), kl_of(resumed.policy, start)
         rows[mistake] = (length, change, first, reported, true)
         columns = (
-            f"≈{length:.3f}   ≈{change:.4f}   ≈{first:.3f}     ≈{reported:.3f}    ≈{true:.3f}"
+            f"≈{length:.3f}   ≈{change:.4f}   {'≈' if first else ' '}{first:.3f}     "
+            f"≈{reported:.3f}    ≈{true:.3f}"
         )
         print(f"{mistake:22} {columns}")
         if mistake == "none":

@@ -116,11 +116,14 @@ def picture(record: Record, shares: dict[str, list[float]]) -> None:
     rng = random.Random(6)
     lengths = sorted(long_tail(rng) for _ in range(20))
     limit = lengths[15]
+    ended = sum(length <= limit for length in lengths)
     for at, length in enumerate(lengths):
         left.barh(at, min(length, limit), color="#0b6e99")
         left.barh(at, max(0, length - limit), left=limit, color="#7dd3fc")
     left.axvline(limit, color="#c2410c", ls="--")
-    left.text(limit + 90, 3, "16 of 20 answers have\nended: the step begins", color="#c2410c")
+    left.text(
+        limit + 90, 3, f"{ended} of 20 answers have\nended: the step begins", color="#c2410c"
+    )
     left.set(
         xlabel="ticks (tokens of an answer)", ylabel="answers, sorted by length", yticks=[]
     )

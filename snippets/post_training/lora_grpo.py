@@ -11,6 +11,7 @@ sampler in bf16 differs only because it rounds the merged weights.
 
 import contextlib
 import copy
+import math
 from collections.abc import Iterator
 
 import torch
@@ -219,6 +220,19 @@ def message(policy: Policy) -> list[torch.Tensor]:
 # --8<-- [end:sync]
 
 
+def loop_loss(new, old, reference, advantages, mask) -> float:
+    """The same loss as in `train`, with a loop over the tokens."""
+    terms, penalties = [], []
+    for row, column in mask.nonzero().tolist():
+        ratio = math.exp(new[row, column].item() - old[row, column].item())
+        a = advantages[row].item()
+        terms.append(min(ratio * a, min(max(ratio, 0.8), 1.2) * a))
+        gap = reference[row, column].item() - new[row, column].item()
+        penalties.append(math.exp(gap) - 1 - gap)  # the ratio of reference to policy
+    assert sum(penalties) > 0.01 * len(terms)  # the policy has moved away from the reference
+    return (BETA * sum(penalties) - sum(terms)) / len(terms)
+
+
 def train(
     policy: Policy, sampler: Sampler, careless: Sampler, frozen: Policy, rng: torch.Generator
 ):
@@ -239,8 +253,10 @@ def train(
         with torch.no_grad(), adapters_off(policy):
             reference = log_probs_of(policy, prompts, answers)
         assert torch.equal(reference, log_probs_of(frozen, prompts, answers))
-        for _ in range(2):
+        for update in range(2):
             new = log_probs_of(policy, prompts, answers)
+            if update == 0:  # the sampler has the newest adapters, so both programs agree
+                torch.testing.assert_close(new.detach() * mask, old, rtol=0, atol=1e-4)
             gap = reference - new
             kl = ((gap.exp() - gap - 1) * mask).sum() / mask.sum()
             loss = clipped_loss(new, old, advantages, mask) + BETA * kl
@@ -248,6 +264,8 @@ def train(
             loss.backward()
             nn.utils.clip_grad_norm_(trained, 1.0)
             optimizer.step()
+    expected = loop_loss(new.detach(), old, reference, advantages, mask)  # the last update
+    assert math.isclose(loss.item(), expected, abs_tol=1e-5)
     return optimizer, rewards
 
 

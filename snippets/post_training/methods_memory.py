@@ -6,6 +6,7 @@ Trained models are in float32, and the frozen reference is in bfloat16. The last
 a model with 8 billion parameters, and for a critic of the same size.
 """
 
+import statistics
 from typing import NamedTuple
 
 import torch
@@ -83,10 +84,9 @@ def sample(policy: Policy, prompts: torch.Tensor, new: int, rng: torch.Generator
     return torch.cat(answers, 1), torch.cat(log_probs, 1)
 
 
-def rewards_of(prompts: torch.Tensor, answers: torch.Tensor) -> torch.Tensor:
-    """1.0 where an answer closes every bracket of its prompt in order and then ends, [n]."""
-    right = F.pad(prompts.flip(1) + (CLOSING - OPENING), (0, 1), value=END)
-    return (answers[:, : right.shape[1]] == right).all(1).float()
+def bracket_rewards(prompts: torch.Tensor, answers: torch.Tensor) -> torch.Tensor:
+    """1.0 where the first token closes the last bracket, as for 1 of 6 random tokens, [n]."""
+    return (answers[:, 0] == prompts[:, -1] + (CLOSING - OPENING)).float()
 
 
 def log_probs_of(policy: Policy, prompts: torch.Tensor, answers: torch.Tensor) -> torch.Tensor:
@@ -169,6 +169,22 @@ def bytes_of(models: list[nn.Module], optimizers: list[torch.optim.Optimizer]) -
     return sum(t.nbytes for t in tensors)
 
 
+def check_advantages(method: Method, rewards: list[float], advantages: list[float]) -> None:
+    """Compare the advantages of a method without a critic with a loop over the answers."""
+    for i, (reward, advantage) in enumerate(zip(rewards, advantages, strict=True)):
+        start = i - i % method.group
+        group = rewards[start : start + method.group]
+        others = rewards[start:i] + rewards[i + 1 : start + method.group]
+        if method.group == 1:
+            expected = reward - 0.5
+        elif method.updates == 1:
+            expected = reward - statistics.fmean(others)
+        else:
+            deviation = statistics.stdev(group) + 1e-4
+            expected = (reward - statistics.fmean(group)) / deviation
+        assert abs(advantage - expected) < 1e-3
+
+
 def train(method: Method) -> tuple[int, int, int, int]:
     """Train on one batch. Returns parameters, bytes, and tokens forward and backward."""
     torch.manual_seed(0)
@@ -187,7 +203,7 @@ def train(method: Method) -> tuple[int, int, int, int]:
     answers, old = sample(policy, prompts, LENGTH + 1, rng)
     counter = Counter(*trained, *frozen)  # after sampling, which all methods need
 
-    rewards, mask = rewards_of(prompts, answers), answer_mask(answers)
+    rewards, mask = bracket_rewards(prompts, answers), answer_mask(answers)
     if method.critic:
         with torch.no_grad():
             advantages = rewards[:, None] - values_of(critic, prompts, answers)  # [n, new]
@@ -198,6 +214,9 @@ def train(method: Method) -> tuple[int, int, int, int]:
         advantages = rewards - others / (method.group - 1)
     else:
         advantages = group_advantages(rewards, method.group)
+    assert 0 < rewards.mean() < 1
+    if not method.critic:
+        check_advantages(method, rewards.tolist(), advantages.tolist())
     penalty_of = [log_probs_of(model, prompts, answers) for model in frozen]
     for _ in range(method.updates):
         new = log_probs_of(policy, prompts, answers)
@@ -224,7 +243,15 @@ def train(method: Method) -> tuple[int, int, int, int]:
     count = sum(p.numel() for p in policy.parameters())
     tokens = answers.numel()
     total = bytes_of([*trained, *frozen], optimizers)
-    return count, total, counter.forward // tokens, counter.backward // tokens
+    passes = counter.forward // tokens, counter.backward // tokens
+    with torch.no_grad():  # the updates make good tokens likelier, and improve the critic
+        gain = (log_probs_of(policy, prompts, answers) - old) * mask
+        columns = advantages if method.critic else advantages[:, None]
+        assert (gain * columns).sum() > 0
+        if method.critic:
+            error = values_of(critic, prompts, answers) - rewards[:, None]
+            assert (error.square() * mask).sum() < (advantages.square() * mask).sum()
+    return count, total, *passes
 
 
 def main() -> None:

@@ -367,6 +367,18 @@ def with_recorded_choices(policy: Policy, sampler: Policy) -> Policy:
     return policy
 
 
+def check_experts() -> None:
+    """Replay random choices, and compare with a loop. The router must get a gradient."""
+    layer, x, choices = Experts(4, 3), torch.randn(2, 5, 4), torch.randint(3, (2, 5))
+    layer.replay = [choices]
+    output = layer(x)
+    for b, s in torch.cartesian_prod(torch.arange(2), torch.arange(5)).tolist():
+        share = (layer.router.weight @ x[b, s]).softmax(0)[choices[b, s]]
+        torch.testing.assert_close(output[b, s], layer.weight[choices[b, s]] @ x[b, s] * share)
+    output.sum().backward()
+    assert layer.router.weight.grad is not None and layer.router.weight.grad.abs().max() > 1e-3
+
+
 # --8<-- [start:replay]
 def measure_experts(prompts: torch.Tensor) -> dict[str, tuple[float, float, float, float]]:
     """Add the rows of a policy with experts, whose sampler computes in bf16."""
@@ -404,6 +416,7 @@ def measure_experts(prompts: torch.Tensor) -> dict[str, tuple[float, float, floa
 
 def main() -> None:
     torch.set_num_threads(1)
+    check_experts()
     torch.manual_seed(0)
     rng = torch.Generator().manual_seed(0)
     policy = Policy()

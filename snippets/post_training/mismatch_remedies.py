@@ -280,10 +280,50 @@ def plot_curves(curves: dict[tuple, torch.Tensor]) -> None:
     figure.savefig("mismatch_remedies.svg", transparent=True, metadata={"Date": None})
 
 
+def check_loss() -> None:
+    """Compare the loss with a loop over tokens, of which the clip changes some."""
+    rng = torch.Generator().manual_seed(2)
+    old, new = torch.randn(2, 4, 3, generator=rng, dtype=torch.float64)
+    a, weights = torch.randn(4, generator=rng), torch.rand(4, 3, generator=rng) * 2
+    mask = torch.tensor([[1, 1, 1], [1, 1, 0], [1, 0, 0], [1, 1, 1]])
+    total = 0.0
+    for i, t in mask.nonzero().tolist():
+        ratio = (new[i, t] - old[i, t]).exp().item()
+        limit = min(ratio, 1.2) if a[i] > 0 else max(ratio, 0.8)
+        total -= weights[i, t].item() * limit * a[i].item()
+    found = weighted_loss(new, old, a, mask, weights).item()
+    assert abs(found - total / 9) < 1e-6
+
+
+def check_age(policy: Policy) -> None:
+    """The sampler of a batch must be the trainer of 16 batches ago.
+
+    Both updates of a batch must have the same importance weights, because the ratio in the
+    clipped objective already contains the first update.
+    """
+    seen, differences = [], []
+
+    def engine(sampler: Policy) -> Policy:
+        seen.append(success(sampler))
+        return sampler
+
+    def token_weights(difference: torch.Tensor) -> torch.Tensor:
+        differences.append(difference)
+        return WEIGHTS["token"](difference)
+
+    trainer = train_with(policy, 0, engine, ENGINES["16 batches old"][1], token_weights)
+    assert torch.equal(torch.stack(differences[::2]), torch.stack(differences[1::2]))
+    before = [success(policy), *trainer[:, 0].tolist()]  # before each batch
+    for batch, sampled in enumerate(seen):
+        assert abs(sampled - before[max(0, batch - 16)]) < 1e-6
+
+
 def main() -> None:
     torch.set_num_threads(1)
+    check_loss()
     starts = [pretrained(seed) for seed in range(SEEDS)]
     assert all(0.05 < success(policy) < 0.25 for policy in starts), "guessing is 1/8"
+    check_age(starts[0])
     print(f"{'':36}success of the trainer's policy     samples, at the end")
     print(
         f"{'sampler':15}{'weights':21}{'mean (range of seeds)':25}{'at the end':11}"

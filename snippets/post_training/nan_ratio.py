@@ -13,6 +13,8 @@ import torch
 CLIP, BETA = 0.2, 0.01  # BETA: the weight of the KL penalty
 REWARDS = torch.tensor([1.0, 0.0, 0.0])
 MASK = torch.tensor([[1.0, 1.0], [1.0, 1.0], [1.0, 0.0]])  # the third answer has one token
+# the logarithms of the ratios: the clip acts on the second token of the first two answers
+MOVED = torch.tensor([[0.1, 0.3], [0.1, -0.3], [0.1, 0.1]])
 TOKENS = torch.tensor([[[0], [1]], [[2], [3]], [[1], [0]]])
 Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -47,7 +49,7 @@ def pick(log_probs: torch.Tensor) -> torch.Tensor:
 def padding(logits: torch.Tensor, fixed: bool) -> Batch:
     """The sampler stores -inf for padding. The ratio is then inf, and inf * 0 is NaN."""
     new = pick(logits.log_softmax(-1))
-    old = (new.detach() - 0.1).masked_fill(MASK == 0, -math.inf)
+    old = (new.detach() - MOVED).masked_fill(MASK == 0, -math.inf)
     if fixed:  # replace the padding before the subtraction, because the mask comes too late
         old = old.masked_fill(MASK == 0, 0.0)
     return new, old, old, group_advantages(REWARDS, 3)
@@ -60,7 +62,8 @@ def equal_rewards(logits: torch.Tensor, fixed: bool) -> Batch:
     if fixed:
         advantages = group_advantages(rewards, 3)  # adds 1e-4 to the standard deviation
     new = pick(logits.log_softmax(-1))
-    return new, new.detach() - 0.1, new.detach() - 0.1, advantages
+    old = new.detach() - MOVED
+    return new, old, old, advantages
 
 
 def log_of_zero(logits: torch.Tensor, fixed: bool) -> Batch:
@@ -69,7 +72,7 @@ def log_of_zero(logits: torch.Tensor, fixed: bool) -> Batch:
     new = pick(logits.half().softmax(-1).log().float())
     if fixed:
         new = pick(logits.log_softmax(-1))  # one operation, in float32
-    old = pick(logits.detach().log_softmax(-1)) - 0.1
+    old = pick(logits.detach().log_softmax(-1)) - MOVED
     return new, old, old, group_advantages(REWARDS, 3)
 
 
@@ -80,7 +83,7 @@ def top_p(logits: torch.Tensor, fixed: bool) -> Batch:
     cut = by_sampler if fixed else by_trainer  # send the sampler's set with the answer
     new = pick(logits.masked_fill(cut, -math.inf).log_softmax(-1))
     full = logits.detach().masked_fill(by_sampler, -math.inf)
-    old = pick(full.log_softmax(-1)) - 0.1
+    old = pick(full.log_softmax(-1)) - MOVED
     return new, old, old, group_advantages(REWARDS, 3)
 
 

@@ -217,6 +217,8 @@ def main() -> None:
     for numbers in (totals, peaks):
         assert abs(numbers["copy weights"] - copied) < 1e-4
     assert max(peaks.values()) == peaks["cache wakes"] < LIMIT
+    buckets = sum(name == "gathered weights" for name, _ in right.alive)
+    assert buckets * BUCKET >= part["sampler weights"] > (buckets - 1) * BUCKET  # all weights
     print()
     expected = {  # the part that does not fit, and the GiB that would be needed
         "the engine does not sleep": ("activations", ENGINE + kept + part["activations"]),
@@ -244,6 +246,7 @@ def main() -> None:
             state = (1 + critic) * sum(part[name] for name in STATE if name != "reference")
             train = state + part["reference"] + part["activations"]
             switch = part["sampler weights"] + part["parameters"] + BUCKET
+            assert ranks == 4 or abs(switch - peaks["copy weights"]) < 1e-4
             if ranks == 4:  # the trainer does not sleep, and the sampler gets only the buckets
                 switch = ENGINE + BUCKET
             rows[layout, critic] = ENGINE, train, max(switch, ENGINE)

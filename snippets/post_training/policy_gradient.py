@@ -79,17 +79,21 @@ def compare_estimators(weights: torch.Tensor) -> dict[str, tuple[float, float, f
     return rows
 
 
-def weight_of_prompt(p: float, group: int) -> tuple[float, float]:
-    """For rewards of 0 and 1, return GRPO's factor and the fraction of groups without gradient.
+def weight_of_prompt(p: float, group: int) -> tuple[float, float, float]:
+    """For rewards of 0 and 1, return the factors of the gradient and the silent groups.
 
-    One logit decides whether the answer is right, with probability p.
+    The first factor belongs to the baseline "mean of the group", and the second to GRPO. The
+    third number is the fraction of groups without gradient. One logit decides whether the
+    answer is right, with probability p.
     """
     outcomes = torch.cartesian_prod(*[torch.tensor([0.0, 1.0], dtype=torch.float64)] * group)
     probability = (outcomes * p + (1 - outcomes) * (1 - p)).prod(1)
-    advantages = group_advantages(outcomes.flatten(), group).view_as(outcomes)
-    estimates = (advantages * (outcomes - p)).mean(1)  # 1 - p, or -p for a wrong answer
-    silent = probability[estimates == 0].sum()
-    return (probability @ estimates / (p * (1 - p))).item(), silent.item()
+    factors = []
+    for name in ("mean of the group", "GRPO"):
+        advantages = ESTIMATORS[name](outcomes)
+        estimates = (advantages * (outcomes - p)).mean(1)  # 1 - p, or -p for a wrong answer
+        factors.append((probability @ estimates / (p * (1 - p))).item())
+    return *factors, probability[estimates == 0].sum().item()
 
 
 def closed_form(p: float, group: int) -> float:
@@ -101,8 +105,11 @@ def closed_form(p: float, group: int) -> float:
     return total / (p * (1 - p))
 
 
-def draw() -> None:
-    """Draw how strongly a prompt counts against the probability of a right answer."""
+def draw() -> dict[float, tuple[float, float, float]]:
+    """Draw how strongly a prompt counts against the probability of a right answer.
+
+    Returns what the figure shows at each probability: the dashed, the solid, the dotted curve.
+    """
     plt.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "gradient", "font.size": 12}
     figure, axes = plt.subplots(figsize=(7, 3.8))
     ps = [i / 100 for i in range(2, 99)]
@@ -118,10 +125,11 @@ def draw() -> None:
     axes.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()
     figure.savefig("policy_gradient.svg", transparent=True, metadata={"Date": None})
+    return {p: row for p, *row in zip(ps, plain, weights, limit, strict=True)}
 
 
 def main() -> None:
-    draw()
+    drawn = draw()
     rng = torch.Generator().manual_seed(0)
     weights = torch.randn(VOCABULARY + 1, VOCABULARY, generator=rng, dtype=torch.float64)
     rows = compare_estimators(weights)
@@ -140,12 +148,15 @@ def main() -> None:
     print(f"\nrewards of 0 and 1, groups of {FLIPS}: how strongly one prompt counts")
     print("P(right)   mean only   GRPO   1/sqrt(p(1-p))   groups without gradient")
     for p in (1 / 16, 1 / 4, 1 / 2, 3 / 4, 15 / 16):
-        factor, silent = weight_of_prompt(p, FLIPS)
+        plain, factor, silent = weight_of_prompt(p, FLIPS)
+        assert abs(plain - (FLIPS - 1) / FLIPS) < 1e-12  # the same for every prompt
         assert abs(factor / closed_form(p, FLIPS) - 1) < 1e-3  # 1e-4 is added to the deviation
         assert abs(silent - p**FLIPS - (1 - p) ** FLIPS) < 1e-12
         many = 1 / math.sqrt(p * (1 - p))
-        plain = (FLIPS - 1) / FLIPS
         print(f"{p:8.4f} {plain:11.3f} {factor:6.2f} {many:16.2f} {silent:25.1%}")
+    for p in (0.02, 0.25, 0.5, 0.9):
+        many = [*weight_of_prompt(p, FLIPS)[:2], (p - p**2) ** -0.5]
+        assert all(abs(a / b - 1) < 1e-3 for a, b in zip(drawn[p], many, strict=True))
     assert abs(closed_form(0.25, 1000) / (1 / math.sqrt(0.25 * 0.75)) - 1) < 1e-2
 
 
