@@ -177,8 +177,25 @@ def measure(policy: Policy, score: Callable) -> tuple[float, float, float]:
     return rewards.mean().item(), quality, length
 
 
+def check_the_checkers() -> None:
+    """Give the right answer to the prompt "([[[" and four bad answers to both checkers."""
+    cases = {  # an answer, and its rewards from the flawed and from the right checker
+        "]]])$": (1, 1),
+        "$....": (1, 0),  # an empty answer
+        "]]$..": (1, 0),  # an answer that is cut off
+        "([[[$": (0, 0),  # a copy of the prompt
+        "]]]]$": (0, 0),  # one bracket is wrong
+    }
+    for text, expected in cases.items():
+        prompt, answer = ([[TOKENS.index(c) for c in row]] for row in ("([[[", text))
+        tensors = torch.tensor(prompt), torch.tensor(answer)
+        found = tuple(int(score(*tensors)) for score in (flawed_rewards, rewards_of))
+        assert found == expected, (text, found)
+
+
 def main() -> None:
     torch.set_num_threads(1)
+    check_the_checkers()
     checkers = {"finds no error": flawed_rewards, "everything is closed": rewards_of}
     torch.manual_seed(0)
     start, rows = Policy(), {}
@@ -197,6 +214,7 @@ def main() -> None:
     assert flawed[-1][0] > 0.95 > flawed[0][0] + 0.2  # the reward goes up
     assert flawed[-1][1] < 0.15 < flawed[0][1] - 0.1  # and the quality goes down
     assert flawed[-1][2] < 2 and fixed[-1][2] > 3.8  # short with the flaw, long without it
+    assert 3.9 < fixed[-1][2] <= LENGTH  # END is no bracket, so a right answer has four
     assert fixed[0][1:] == flawed[0][1:] and fixed[-1][1] > 0.9  # both runs start equally
 
 

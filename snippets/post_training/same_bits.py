@@ -10,6 +10,7 @@ bits are equal. The program also draws the places where a trainer and a sampler 
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 TOKENS = [".", "$", "(", "[", ")", "]"]  # padding, end of sequence, opening, closing brackets
 PAD, END, OPENING, CLOSING = 0, 1, 2, 4  # a closing bracket is its opening bracket + 2
@@ -132,6 +133,7 @@ class OrderedPolicy:
 
     def __init__(self, policy: Policy, parts: int = 1) -> None:
         self.policy, self.parts, self.blocks = policy, parts, policy.blocks
+        self.passes: list[list[int]] = []  # the shapes of the tokens in all forward passes
 
     def product(self, x: torch.Tensor, linear: nn.Linear) -> torch.Tensor:
         return ordered_product(x, linear.weight, self.parts)
@@ -148,6 +150,7 @@ class OrderedPolicy:
         return ordered_sum((weights[..., None] * v).transpose(-1, -2))[..., 0].flatten(2)
 
     def __call__(self, tokens: torch.Tensor, caches: list[list] | None = None) -> torch.Tensor:
+        self.passes.append(list(tokens.shape))
         caches = [[] for _ in self.blocks] if caches is None else caches
         past = caches[0][0].shape[1] if caches[0] else 0
         policy, s = self.policy, tokens.shape[1]
@@ -235,6 +238,43 @@ def draw_places() -> None:
     figure.savefig("same_bits.svg", transparent=True, metadata={"Date": None})
 
 
+class Operations(TorchDispatchMode):
+    """Records the names of all operations of torch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.names.add(function.overloadpacket.__name__)
+        return function(*args, **(kwargs or {}))
+
+
+def add_in_a_loop(terms: torch.Tensor) -> torch.Tensor:
+    """Add the numbers of a vector one by one, in a loop of Python over single numbers."""
+    total = torch.zeros(())
+    for term in terms.tolist():
+        total = total + term
+    return total
+
+
+def check_order(rows: torch.Tensor, weight: torch.Tensor, policy: "Policy") -> None:
+    """Compare the ordered sums with a loop, and test that the policy uses no other sum."""
+    terms = rows[0] * weight[0]
+    expected = {1: add_in_a_loop(terms), 2: sum(map(add_in_a_loop, terms.chunk(2)))}
+    for parts, value in expected.items():
+        assert ordered_product(rows[:1], weight[:1], parts).item() == value.item()
+    assert ordered_sum(terms).item() == expected[1].item()
+    assert add_in_a_loop(terms.flip(0)) != expected[1], "the order must change the bits"
+    with Operations() as operations:
+        tokens = torch.tensor([[OPENING, OPENING + 1, CLOSING]])
+        ordered_log_softmax(OrderedPolicy(policy)(tokens))
+    kernels = {"mm", "bmm", "addmm", "sum", "mean", "cumsum", "dot", "mv", "logsumexp"}
+    kernels |= {"_softmax", "_log_softmax", "norm", "linear", "einsum", "_fused_rms_norm"}
+    assert not kernels & operations.names, kernels & operations.names
+    assert {"add", "mul", "exp", "amax"} <= operations.names, operations.names
+
+
 @torch.no_grad()
 def main() -> None:
     torch.set_num_threads(1)
@@ -275,10 +315,12 @@ def main() -> None:
         sampler_log_probs(policy, prompts, answers, softmax, 128)[mask], reported[mask]
     )
 
+    check_order(rows, weight, policy)
     first, few = OrderedPolicy(policy), slice(0, 32)
     trainer = trainer_log_probs(policy, prompts, answers, softmax)
     invariant = trainer_log_probs(first, prompts, answers, ordered_log_softmax)
     torch.testing.assert_close(invariant[mask], trainer[mask])  # the same function
+    assert first.passes == [[128, 8]]  # 4 tokens of a prompt and 4 of the 5 tokens of an answer
     print(f"{mask.sum()} tokens: the sampler compared with the trainer")
     for name, engine, log_softmax, reference, batches in (
         ("ordinary kernels", policy, softmax, trainer, (128, 8, 1)),
@@ -292,15 +334,19 @@ def main() -> None:
                 engine, prompts[which], answers[which], log_softmax, batch
             )
             off = (log_probs - reference[which])[chosen].abs()
-            other = (off > 0).sum().item()
+            other, units = (off > 0).sum().item(), off.max().item() * 1e7
+            assert other == (log_probs != reference[which])[chosen].sum()
+            assert (off * 1e7 <= units + 1e-6).all() and (units > 0.1 or other == 0)
             if engine is first:
+                passes = [[batch, 4], *[[batch, 1]] * 4] * (len(log_probs) // batch)
+                assert first.passes[-len(passes) :] == passes
                 assert other == 0 and torch.equal(log_probs[chosen], reference[which][chosen])
                 print(f"  {name:16}  batch {batch:3}: 0 of {chosen.sum()} differ")
             else:
                 assert other > 0 or engine is policy
                 print(
                     f"  {name:16}  batch {batch:3}: ≈{other} of {chosen.sum()} differ,"
-                    f" by at most ≈{off.max().item() * 1e7:.0f} units of 1e-7"
+                    f" by at most ≈{units:.0f} units of 1e-7"
                 )
             assert off.max() < 1e-5
 

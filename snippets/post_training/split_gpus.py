@@ -144,7 +144,9 @@ def main() -> None:
         rows[names[0]][x] = in_batches(batches, slots, TRAIN / x, overlap=False)
         rows[names[1]][x] = in_batches(batches, slots, TRAIN / x, overlap=True)
         rows[names[2]][x], ages = continuous(durations, slots, TRAIN / x, steps)
-        assert max(ages) <= BOUND
+        # the first batch is new, and only slow samplers never get BOUND steps ahead
+        assert len(ages) == steps * BATCH and ages[:BATCH] == [0] * BATCH and min(ages) == 0
+        assert max(ages) <= BOUND and (max(ages) == BOUND) == (x <= GPUS // 2)
         # no schedule beats the work, and waiting for the longest answer costs at most `tail`
         for name, overlap in zip(names, (False, True, True), strict=True):
             least = step_seconds(GPUS, x, TRAIN, sample, overlap)

@@ -148,6 +148,26 @@ def sync(transfer: Transfer, policy: PolicyWeights, limit: int, trains: bool) ->
     return received
 
 
+def check_uneven_rows(transfer: Transfer, group: dist.ProcessGroup, trains: bool) -> None:
+    """Gather five rows and one row, which two or more trainer ranks cannot share evenly."""
+    if trains:
+        torch.manual_seed(3)
+        shapes = ((5, 3), (1, 3))
+        expected = [torch.randn(shape, device=transfer.device) for shape in shapes]
+        policy = nn.ParameterList(nn.Parameter(whole.clone()) for whole in expected)
+        fully_shard(policy, mesh=DeviceMesh.from_group(group, transfer.device.type))
+        for parameter, whole in zip(policy, expected, strict=True):
+            found = torch.full_like(whole, torch.nan) if dist.get_rank() == 0 else None
+            gather_rows(transfer, parameter.to_local().detach(), found)
+            assert found is None or torch.equal(found, whole), "a row is missing"
+
+
+def needed_bytes(parameters: dict[str, torch.Tensor], samplers: int) -> int:
+    """What a sampler rank with TP needs: all small parameters, and a part of the matrices."""
+    cut = {name for name, p in parameters.items() if "blocks" in name and p.dim() == 2}
+    return sum(p.nbytes // (samplers if name in cut else 1) for name, p in parameters.items())
+
+
 def build(seed: int) -> PolicyWeights:
     torch.manual_seed(seed)
     return PolicyWeights()
@@ -167,10 +187,10 @@ def main() -> None:
 
     size = sum(p.nbytes for p in reference.values())
     largest = max(p.nbytes for p in reference.values())
-    # a sampler rank with TP needs all of the small parameters, and a part of the matrices
-    cut = sum(p.nbytes for name, p in reference.items() if "blocks" in name and p.dim() == 2)
     samplers = world - TRAINERS
-    needs = size - cut + cut // samplers
+    needs = needed_bytes(reference, samplers)
+    assert needed_bytes(reference, 1) == size
+    check_uneven_rows(Transfer(group, device), train_group, trains)
     rows = []
     for name, limit in (
         ("whole model", size),

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.debug import CommDebugMode
 
 HEADS, KIB = 4, 1024
 
@@ -244,19 +245,21 @@ def main() -> None:
     ):
         needs = [boxes_of(shapes, r, samplers, fused) for r in range(samplers)]
         mine = {}
-        for name, parameter in policy.named_parameters():
-            if trains and has is fsdp:
-                mine[name] = parameter.to_local().detach().view(-1, shapes[name][1])
-            elif trains:
-                boxes = has[rank][name]
-                mine[name] = torch.cat(
-                    [reference[name][b.top : b.bottom, b.left : b.right] for b in boxes]
-                )
-            else:
-                boxes = needs[rank - TRAINERS][name]
-                height = sum(box.bottom - box.top for box in boxes)
-                mine[name] = x.new_full((height, boxes[0].right - boxes[0].left), torch.nan)
-        counts = sync(make_plan(has, needs), has, needs, mine)
+        with CommDebugMode() as collectives:
+            for name, parameter in policy.named_parameters():
+                if trains and has is fsdp:
+                    mine[name] = parameter.to_local().detach().view(-1, shapes[name][1])
+                elif trains:
+                    boxes = has[rank][name]
+                    mine[name] = torch.cat(
+                        [reference[name][b.top : b.bottom, b.left : b.right] for b in boxes]
+                    )
+                else:
+                    boxes = needs[rank - TRAINERS][name]
+                    height = sum(box.bottom - box.top for box in boxes)
+                    mine[name] = x.new_full((height, boxes[0].right - boxes[0].left), torch.nan)
+            counts = sync(make_plan(has, needs), has, needs, mine)
+        assert collectives.get_total_counts() == 0, "no rank may gather a parameter"
         different, error = 0, 0.0
         if not trains:
             for name, whole in reference.items():

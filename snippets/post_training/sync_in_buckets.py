@@ -159,7 +159,7 @@ def wait_for(pending: list, done: list[str]) -> None:
     """Wait for a broadcast that was started, and record that it has ended."""
     for index, work, _ in pending:
         work.wait()
-        done.append(f"sent {index}")
+        done.append(f"ended {index}")
 
 
 class Engine:
@@ -169,6 +169,7 @@ class Engine:
         self.live, self.way, self.buckets, self.group = policy, way, buckets, group
         self.spare = policy if way == "in place" else copy.deepcopy(policy)
         self.arrived = self.version = self.recomputed = 0
+        self.done: list[str] = []  # what the engine did, in order
 
     def start_bucket(self):
         """Start to receive the next bucket, if there is one."""
@@ -177,12 +178,13 @@ class Engine:
         parameters = dict(self.spare.named_parameters())
         size = sum(parameters[name].numel() for name in self.buckets[self.arrived])
         flat = self.live.head.weight.new_empty(size)
+        self.done.append(f"started {self.arrived}")
         return dist.broadcast(flat, src=0, group=self.group, async_op=True), flat
 
     @torch.no_grad()
     def finish_bucket(self, started) -> None:
         work, flat = started
-        work.wait()
+        wait_for([(self.arrived, work, flat)], self.done)
         parameters = dict(self.spare.named_parameters())
         tensors = [parameters[name] for name in self.buckets[self.arrived]]
         parts = flat.split([tensor.numel() for tensor in tensors])
@@ -207,6 +209,7 @@ class Engine:
             answers.append(tokens)
             log_probs.append(scores.gather(1, tokens))
             versions.append(torch.full_like(tokens, self.version))
+            self.done.append(f"token {len(answers) - 1}")
             if started:
                 self.finish_bucket(started)
                 if self.arrived == len(self.buckets) and self.way != "drain":
@@ -287,6 +290,10 @@ def main() -> None:
             engine = Engine(copy.deepcopy(old), way, buckets, group)
             mine[1:] = engine.answer(prompts, torch.Generator().manual_seed(rank))
             recomputed = engine.recomputed
+            # a token is computed between the start and the end of each broadcast
+            steps = [(f"started {i}", f"token {i}", f"ended {i}") for i in range(len(buckets))]
+            later = [f"token {i}" for i in range(len(buckets), NEW)]
+            assert engine.done == [*sum(steps, ()), *later]
             for name, parameter in engine.live.named_parameters():
                 assert torch.equal(parameter, new.get_parameter(name)), name
         results = [[torch.empty_like(part) for part in mine] for _ in range(world)]
@@ -297,8 +304,8 @@ def main() -> None:
         if rank == 0:
             # bucket i + 1 is gathered before bucket i has been sent, so there are two buffers
             last = len(buckets) - 1
-            pairs = [(f"gathered {i + 1}", f"sent {i}") for i in range(last)]
-            assert done == ["gathered 0", *sum(pairs, ()), f"sent {last}"]
+            pairs = [(f"gathered {i + 1}", f"ended {i}") for i in range(last)]
+            assert done == ["gathered 0", *sum(pairs, ()), f"ended {last}"]
             lines.append(check(old, new, results[TRAINERS:], way) + f" {extra.item():11}")
 
     if rank == 0:

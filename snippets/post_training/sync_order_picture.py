@@ -108,6 +108,22 @@ def draw(cases: dict[str, tuple[list[list[Call]], list[int], list[list[int]]]]) 
     return "\n".join([*parts, "</svg>", ""])
 
 
+def check_variants() -> None:
+    """Test each variant of the broadcast in three situations whose results are known."""
+    for variant in NEEDED_TO_SEND:
+        together = [calls_of(rank, 2, 1) for rank in range(4)]
+        completed, _ = simulate(together, variant)
+        assert completed == [len(calls) for calls in together], "no rank is late: all finish"
+        completed, _ = simulate([[], *together[1:]], variant)
+        assert completed == [0, 0, 2, 2], "no rank receives anything if rank 0 never sends"
+        zero, one, _, three = (calls_of(rank, 0, 1) for rank in range(4))
+        completed, _ = simulate([zero, one, [], three], variant)
+        assert (  # rank 2 never receives
+            completed
+            == {"direct": [1, 1, 0, 1], "ring": [2, 1, 0, 0], "buffered": [2, 1, 0, 1]}[variant]
+        )
+
+
 def main() -> None:
     cases, reports = {}, {}
     for title, starts, buckets, variant in (
@@ -140,6 +156,7 @@ def main() -> None:
     # the same places as in the real run of sync_order_hang.py
     assert hang == [Call("send", 0), Call("gather", 1), Call("send", 1), Call("token", 2)]
     waits = list(cases.values())[1][2]
+    check_variants()
     assert cycle(waits, 0) == [0, 3, 2, 0] and cycle(waits, 1) == [1, 0, 3, 2, 0]
 
 

@@ -229,6 +229,17 @@ def main() -> None:
                 arrives[receiver] += 2 * sum(piece.elements() for _, piece in pieces)
         print(f"{name}: {min(arrives) / 1e9:.1f} to {max(arrives) / 1e9:.1f} GB")
         assert (name == "TP 8 to TP 8") == (max(arrives) == 0)
+    # query heads 8 to 15 of rank 1 use the same head of keys and of values, which is head 1
+    assert [(box.top, box.bottom) for box in needs[1]["0.qkv"]] == [
+        (1024, 2048),
+        (8192 + 128, 8192 + 256),
+        (9216 + 128, 9216 + 256),
+    ]
+    # FSDP cuts 10 rows into 3, 3, 3 and 1, and 2 rows into 1, 1, 0 and 0
+    for rows, sizes in ((10, [3, 3, 3, 1]), (2, [1, 1, 0, 0])):
+        boxes = [fsdp_box((rows, 1), rank, 4) for rank in range(4)]
+        assert [box.elements() for box in boxes] == sizes
+        assert [box.top for box in boxes] == [sum(sizes[:rank]) for rank in range(4)]
     assert f"{model / 2:.2f}" == "70.55"  # billion parameters, as in the planner's table
 
 

@@ -6,6 +6,7 @@ with the sign reversed. The program computes these gradients with autograd and c
 with closed forms. The figure shows the weights as the heights of boxes.
 """
 
+import itertools
 from fractions import Fraction
 
 import torch
@@ -33,17 +34,17 @@ def clipped_loss(new, old, advantages, mask, clip: float = 0.2) -> torch.Tensor:
 
 
 # --8<-- [start:means]
-def step_loss(name: str, new, old, advantages, mask) -> torch.Tensor:
-    """The loss of one optimizer step: the sum over its micro-batches of MICRO answers."""
+def step_loss(name: str, new, old, advantages, mask, micro: int) -> torch.Tensor:
+    """The loss of one optimizer step: the sum over its micro-batches of `micro` answers."""
     n, total = len(new), torch.zeros((), dtype=new.dtype)
-    for start in range(0, n, MICRO):
-        part = [x[start : start + MICRO] for x in (new, old, advantages, mask)]
+    for start in range(0, n, micro):
+        part = [x[start : start + micro] for x in (new, old, advantages, mask)]
         tokens = part[3].sum()
         if name == "grpo":
             rows = zip(*(x.split(1) for x in part), strict=True)
             total = total + torch.stack([clipped_loss(*row) for row in rows]).sum() / n
         elif name == "bnpo":
-            total = total + clipped_loss(*part) * MICRO / n
+            total = total + clipped_loss(*part) * micro / n
         elif name == "dapo":
             total = total + clipped_loss(*part) * tokens / mask.sum()
         else:
@@ -54,26 +55,26 @@ def step_loss(name: str, new, old, advantages, mask) -> torch.Tensor:
 # --8<-- [end:means]
 
 
-def closed_form(name: str, answer: int) -> Fraction:
+def closed_form(name: str, answer: int, micro: int) -> Fraction:
     """The weight of one token of this answer, by arithmetic."""
     n, length = len(LENGTHS), LENGTHS[answer]
-    start = answer // MICRO * MICRO
+    start = answer // micro * micro
     tokens = {
         "grpo": n * length,
-        "bnpo": n // MICRO * sum(LENGTHS[start : start + MICRO]),
+        "bnpo": n // micro * sum(LENGTHS[start : start + micro]),
         "dapo": sum(LENGTHS),
         "dr_grpo": n * LIMIT,
     }
     return Fraction(1, tokens[name])
 
 
-def weights(name: str) -> torch.Tensor:
+def weights(name: str, micro: int) -> torch.Tensor:
     """The weight of each token by autograd, [n, t]."""
     width = max(LENGTHS)
     old = torch.randn(len(LENGTHS), width, dtype=torch.float64)
     new = old.clone().requires_grad_(True)
     mask = torch.tensor([[float(t < n) for t in range(width)] for n in LENGTHS])
-    step_loss(name, new, old, torch.ones(len(LENGTHS)), mask.double()).backward()
+    step_loss(name, new, old, torch.ones(len(LENGTHS)), mask.double(), micro).backward()
     return -new.grad
 
 
@@ -106,13 +107,13 @@ def draw(table: dict[str, torch.Tensor]) -> str:
 
 def main() -> None:
     torch.manual_seed(0)
-    table = {name: weights(name) for name in NAMES}
+    table = {name: weights(name, MICRO) for name in NAMES}
     print("weight of one token in the gradient of a step")
     print("answer                      " + "".join(f"{name:>9}" for name in NAMES))
     for answer, length in enumerate(LENGTHS):
         row = ""
         for name, values in table.items():
-            exact = closed_form(name, answer)
+            exact = closed_form(name, answer, MICRO)
             expected = torch.zeros(max(LENGTHS), dtype=torch.float64)
             expected[:length] = float(exact)
             torch.testing.assert_close(values[answer], expected, rtol=1e-12, atol=0)
@@ -122,6 +123,13 @@ def main() -> None:
     print(f"sum over all tokens         {row}")
     whole = [float(values[-1].sum() / values[0].sum()) for values in table.values()]
     print("answer of 8 / answer of 2   " + "".join(f"{ratio:9.3f}" for ratio in whole))
+    # with micro-batches of a different size, only the weights of bnpo change
+    for name, micro in itertools.product(NAMES, (1, len(LENGTHS))):
+        values = weights(name, micro)
+        for answer, length in enumerate(LENGTHS):
+            exact = float(closed_form(name, answer, micro))
+            assert torch.allclose(values[answer, :length], torch.tensor(exact).double())
+        assert torch.allclose(values, table[name]) == (name != "bnpo")
     with open("token_weights.svg", "w", encoding="utf-8") as file:
         file.write(draw(table))
 

@@ -91,8 +91,8 @@ def draw_pairs() -> dict[str, list[str]]:
 def weights_by_trl(pairs: dict[str, list[str]], tokenizer, **settings):
     """Two steps of SGD by DPOTrainer.
 
-    Returns the weights, both losses, and how often the reference model ran before the training
-    and in the training.
+    Returns the weights, both losses, the mean margins of both steps, and how often the reference
+    model ran before the training and in the training.
     """
     reference, passes = LlamaForCausalLM.from_pretrained("reference"), []
     reference.register_forward_hook(lambda *_: passes.append(1))
@@ -123,8 +123,9 @@ def weights_by_trl(pairs: dict[str, list[str]], tokenizer, **settings):
     trainer.remove_callback(ProgressCallback)
     before = len(passes)
     trainer.train()
-    losses = [log["loss"] for log in trainer.state.log_history if "loss" in log]
-    return weights_of(trainer.model), losses, (before, len(passes) - before)
+    logs = [log for log in trainer.state.log_history if "loss" in log]
+    losses, margins = ([log[name] for log in logs] for name in ("loss", "rewards/margins"))
+    return weights_of(trainer.model), losses, margins, (before, len(passes) - before)
 
 
 def log_prob(model, prompt: str, answer: str) -> torch.Tensor:
@@ -150,18 +151,19 @@ def weights_by_hand(pairs: dict[str, list[str]], keep: float):
 
     with torch.no_grad():
         known = both(reference)
-    losses = []
+    losses, margins = [], []
     for _ in range(2):
         policy.zero_grad()
         chosen, rejected = both(policy)
-        loss, _ = dpo_loss(chosen, rejected, *known, BETA)
+        loss, margin = dpo_loss(chosen, rejected, *known, BETA)
         tokens = sum(len(answer) + 1 for answer in pairs["chosen"])  # END is a token, too
         loss = loss - keep * chosen.sum() / tokens
         loss.backward()
         losses.append(float(loss.detach()))
+        margins.append(float(margin.detach().mean()))
         for parameter in policy.parameters():
             parameter.data -= RATE * parameter.grad
-    return weights_of(policy), losses
+    return weights_of(policy), losses, margins
 
 
 def main() -> None:
@@ -187,8 +189,10 @@ def main() -> None:
     ]
     print("forward passes of the reference model: before the training + in the training")
     print("setting of TRL              passes   TRL's losses     by hand          distance")
-    for name, changes, (ours, our_losses), same in rows:
-        theirs, losses, passes = weights_by_trl(pairs, tokenizer, **{"beta": BETA} | changes)
+    for name, changes, (ours, our_losses, our_margins), same in rows:
+        theirs, losses, margins, passes = weights_by_trl(
+            pairs, tokenizer, **{"beta": BETA} | changes
+        )
         distance = float((theirs - ours).norm() / (ours - start).norm())
         shown = f"≈{distance:.0e}" if same else f"{distance:.2f}"
         numbers = "{:.4f}  {:.4f}   {:.4f}  {:.4f}   ".format(*losses, *our_losses)
@@ -197,6 +201,7 @@ def main() -> None:
         if same:
             assert distance < 1e-5
             torch.testing.assert_close(losses, our_losses, rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(margins, our_margins, rtol=1e-4, atol=1e-4)
         else:
             assert distance > 0.5
 

@@ -317,6 +317,14 @@ def main() -> None:
             batch = prompts, answers, log_probs
             rewards.append(train_on_batch(policy, optimizer, *batch, rank, trainers))
 
+    for name, whole in alone.named_parameters():  # every rank stores only its part
+        if trains:
+            rows = policy.get_parameter(name).to_local().shape[0]
+            assert rows <= -(-whole.shape[0] // trainers), name
+        else:
+            parts = samplers if "blocks" in name and whole.dim() == 2 else 1
+            assert sampler.weights[name].numel() == whole.numel() // parts, name
+            assert sampler.caches[0][0].shape[1] == HEADS // samplers
     counts = torch.tensor([sampler.steps if sampler else 0], device=device)
     dist.broadcast(counts, src=world - 1)
     ours = {n: p.detach().full_tensor() for n, p in policy.named_parameters()} if trains else {}
@@ -346,9 +354,6 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-    dist.destroy_process_group()
-    sys.stdout.flush()
-    os._exit(0)  # DTensor's caches hold the mesh, which holds the group, to the very end
     dist.destroy_process_group()
     sys.stdout.flush()
     os._exit(0)  # DTensor's caches hold the mesh, which holds the group, to the very end
