@@ -752,6 +752,7 @@ class Calls:
     def __init__(self, recorder: Recorder, torch: types.ModuleType) -> None:
         self.recorder, self.torch, self.dist = recorder, torch, torch.distributed
         recorder.values.torch = torch
+        self.any_source: dict[int, object] = {}  # receive from any rank → its group
         self.c10d = torch.distributed.distributed_c10d
         for name in sorted(WRAPPED):
             if original := getattr(self.dist, name, None):
@@ -840,6 +841,9 @@ class Calls:
                 operation = None
             if operation is None:
                 return original(*args, **kwargs)
+            if name == "irecv" and operation["peer"] is None:
+                group = self._group(arguments.arguments.get("group"))
+                self.any_source[self.recorder.operations + 1] = group  # the next operation
             written = self.tensors(arguments.arguments.get(TENSORS.get(name, ("", ""))[1]))
             return self._run(original, args, kwargs, [operation], [written])
 
@@ -923,16 +927,18 @@ class Calls:
             if ids is None or self._is_passive():
                 return original(work, *args, **kwargs)
             call = self.recorder.start("W", [], ids)
-            error = None
+            error, peer = None, None
             try:
                 result = original(work, *args, **kwargs)
                 self._complete(ids)
+                if (group := self.any_source.pop(ids[0], None)) is not None:
+                    peer = self.dist.get_global_rank(group, work._source_rank())
                 return result
             except BaseException as raised:
                 error = raised
                 raise
             finally:
-                self.recorder.end("D", call, error, None)
+                self.recorder.end("D", call, error, peer)
                 del error
 
         return wait
@@ -971,7 +977,7 @@ class Calls:
         if name in SETUP:
             ranks = arguments.get("ranks")
             world = int(os.environ.get("WORLD_SIZE", "1"))
-            members = sorted(ranks) if type(ranks) is list else list(range(world))
+            members = list(range(world)) if ranks is None else sorted(ranks)
             return {"name": name, "group": name, "ranks": list(range(world)), "of": members}
         group = arguments.get("group")
         members = self.members(group)

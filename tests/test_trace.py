@@ -149,7 +149,26 @@ def test_a_send_does_not_wait_for_its_receive() -> None:
     assert tick(trace, 0, "done") == 3
 
 
-@pytest.mark.parametrize("name", sorted(recorder.FROM_ALL))
+# which ranks wait, from the documentation of torch.distributed and not from the recorder
+EVERY_RANK_WAITS = [
+    "all_gather",
+    "all_gather_into_tensor",
+    "all_gather_object",
+    "all_gather_single",
+    "all_reduce",
+    "all_to_all",
+    "all_to_all_single",
+    "barrier",
+    "monitored_barrier",
+    "reduce_scatter",
+    "reduce_scatter_single",
+    "reduce_scatter_tensor",
+]
+ALL_WAIT_FOR_THE_ROOT = ["broadcast", "broadcast_object_list", "scatter", "scatter_object_list"]
+ONLY_THE_ROOT_WAITS = ["gather", "gather_object", "reduce"]
+
+
+@pytest.mark.parametrize("name", EVERY_RANK_WAITS)
 def test_a_collective_ends_after_all_ranks_have_started_it(name: str) -> None:
     early, late, third = ranks(3)
     for number in range(2, 9):
@@ -160,23 +179,27 @@ def test_a_collective_ends_after_all_ranks_have_started_it(name: str) -> None:
     assert [each["parts"] for each in trace["collectives"]] == [[0, 2, 1]]
 
 
-def test_the_root_of_a_broadcast_does_not_wait_and_the_others_wait_for_the_root() -> None:
+@pytest.mark.parametrize("name", ALL_WAIT_FOR_THE_ROOT)
+def test_the_root_of_a_broadcast_does_not_wait_and_the_others_wait_for_the_root(
+    name: str,
+) -> None:
     root, other, third = ranks(3)
     for number in range(2, 6):
         root.line(number)
     for number in range(2, 20):
         third.line(number)
-    trace = merged(*(each.call("broadcast", root=0) for each in (root, other, third)))
+    trace = merged(*(each.call(name, root=0) for each in (root, other, third)))
     assert tick(trace, 0, "done") == tick(trace, 0, "call") + 1
     assert tick(trace, 1, "done") == tick(trace, 0, "call") + 1
     assert tick(trace, 1, "call") == 2
 
 
-def test_only_the_root_of_a_reduce_waits() -> None:
+@pytest.mark.parametrize("name", ONLY_THE_ROOT_WAITS)
+def test_only_the_root_of_a_reduce_waits(name: str) -> None:
     root, other, third = ranks(3)
     for number in range(2, 20):
         third.line(number)
-    trace = merged(*(each.call("reduce", root=0) for each in (root, other, third)))
+    trace = merged(*(each.call(name, root=0) for each in (root, other, third)))
     assert tick(trace, 0, "done") == tick(trace, 2, "call") + 1
     assert tick(trace, 1, "done") == 3
 
@@ -237,6 +260,14 @@ def test_an_asynchronous_receive_ends_in_its_wait() -> None:
     assert tick(trace, 1, "waited") == tick(trace, 0, "start") + 1
     assert tick(trace, 0, "waited") < 20
     assert not any(step[1:3] == [1, "done"] for step in trace["steps"])
+
+
+def test_the_wait_for_an_isend_does_not_need_the_receive() -> None:
+    sender, receiver = ranks(2)
+    for number in range(2, 12):
+        receiver.line(number)
+    trace = merged(sender.launch("isend", peer=1).wait(1), receiver.call("recv", peer=0))
+    assert tick(trace, 0, "waited") < tick(trace, 1, "call")
 
 
 def test_an_all_to_all_does_not_wait_for_a_rank_that_sends_nothing() -> None:
@@ -759,14 +790,45 @@ def test_options_select_sections_passes_functions_and_variables(
     assert recorded("--section=step") == [5, 6, 7] * 4
     assert recorded("--section=Model.step", "--pass=2") == [5, 6, 7]
     assert recorded("--section=once", "--pass=3") == [12, 5, 6, 7, 13]
+    trace = record(tmp_path, source, "--section=once", "--pass=3", python=python)
+    last = trace["steps"][-1]
+    assert last[2:4] == ["return", 13] and last[6] == {"z": 3}
     assert recorded("--section=once", "--functions=train") == [12, 13] * 4
     assert recorded("--section=train", "--pass=2") == [10, 12, 5, 6, 7, 13, 10]
+    options = ("--section=train", "--pass=2", "--functions=step")
+    trace = record(tmp_path, source, *options, python=python)
+    assert [step[6] for step in trace["steps"]] == [{"x": 0}, {"y": 1}, {}]
     trace = record(
         tmp_path, source, "--section=step", "--pass=2", "--variables=self.w,y,scale,gone",
         python=python,
     )  # fmt: skip
     changes = [step[6] for step in trace["steps"]]
     assert changes == [{"self.w": 1, "scale": 2}, {"y": 2}, {"self.w": 3}]
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+def test_every_call_of_a_recursive_function_has_its_own_values(
+    tmp_path: Path, python: str
+) -> None:
+    source = "def f(n):\n    m = 10 * n\n    if n:\n        f(n - 1)\n    return m\nf(1)\n"
+    steps = record(tmp_path, source, "--section=f", python=python)["steps"]
+    assert [(step[3], step[5], step[6]) for step in steps] == [
+        (2, 0, {"n": 1}),
+        (3, 0, {"m": 10}),
+        (4, 0, {}),
+        (2, 1, {"n": 0}),
+        (3, 1, {"m": 0}),
+        (5, 1, {}),
+        (5, 0, {}),
+    ]
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+def test_a_variable_that_was_deleted_can_come_back(tmp_path: Path, python: str) -> None:
+    source = "x = 1\ny = 2\ndel x\nz = 3\nx = 1\nw = 4\n"
+    steps = record(tmp_path, source, python=python)["steps"]
+    changes = [step[6] for step in steps if step[2] == "line"]
+    assert changes == [{}, {"x": 1}, {"y": 2}, {"-": ["x"]}, {"z": 3}, {"x": 1}]
 
 
 @pytest.mark.parametrize("python", PYTHONS)
@@ -779,7 +841,10 @@ def test_a_second_file_is_recorded_if_it_is_named(tmp_path: Path, python: str) -
     assert lines(trace) == [2, 2, 3]
     assert trace["files"] == ["program.py", "helper.py"]
     assert trace["functions"] == [["<module>", 0], ["double", 1]]
-    assert "y = 2 * x" in recorder.table(trace, [source, helper])
+    rows = recorder.table(trace, [source, helper])
+    assert "<td>2</td><td><code>z = double(4)</code></td>" in rows
+    assert "<td>2</td><td><code>y = 2 * x</code></td>" in rows
+    assert "<td>3</td><td><code>return y</code></td>" in rows
 
 
 @pytest.mark.skipif(NEWER is None, reason="no Python 3.12 or newer")
@@ -949,7 +1014,8 @@ def test_tensors_and_calls_of_torch_distributed_are_recorded(
     assert send["payload"] == {
         "t": "float32", "s": [2], "b": 8, "part": [2, 4], "value": {"v": [3, 0.3333]},
     }  # fmt: skip
-    assert gather["payload"]["b"] == 8 and scatter["root"] == 1 and scatter["payload"]["n"] == 2
+    assert gather["payload"]["b"] == 8 and scatter["root"] == 1
+    assert scatter["payload"]["n"] == 2 and scatter["payload"]["b"] == 16
     assert len(trace["messages"]) == 2
     assert all(
         trace["operations"][s]["rank"] != trace["operations"][r]["rank"]
@@ -959,6 +1025,103 @@ def test_tensors_and_calls_of_torch_distributed_are_recorded(
     assert trace["hangs"] == []
     text = "; ".join(recorder.describe_step(trace, step) for step in trace["steps"])
     assert "starts isend to rank 0: float32 2, 8 bytes" in text
+
+
+MESSAGES = """
+import torch
+import torch.distributed as dist
+
+def exchange(rank, pair):
+    other = 3 - rank
+    numbers = torch.arange(4).view(2, 2) + 10 * rank
+    received = torch.zeros(2, dtype=torch.int64)
+    works = dist.batch_isend_irecv([
+        dist.P2POp(dist.isend, numbers[1], other, pair),
+        dist.P2POp(dist.irecv, received, other, pair),
+    ])
+    a = 1
+    for work in works:
+        work.wait()
+    rows = [torch.zeros_like(received) for _ in range(2)] if rank == 2 else None
+    dist.gather(received, rows, group=pair, group_dst=1)
+    dist.all_reduce(numbers, dist.ReduceOp.MAX, pair)
+    if rank == 1:
+        dist.send_object_list(["a"], 2, pair)
+        dist.send(numbers, group=pair, group_dst=1)
+    else:
+        dist.recv_object_list([None], 1, pair)
+        work = dist.irecv(numbers, group=pair)
+        work.wait()
+    return None
+
+def create():
+    return dist.new_group(range(1, 3))
+
+dist.init_process_group("gloo")
+pair = create()
+if dist.get_rank():
+    exchange(dist.get_rank(), pair)
+dist.destroy_process_group()
+"""
+
+
+def test_messages_of_a_smaller_group_join_the_right_ranks(
+    book: Path, launcher: Launcher
+) -> None:
+    """Ranks 1 and 2 are the ranks 0 and 1 of their group. The last receive names no sender."""
+    program = program_of(book, MESSAGES)
+    settings = TraceSettings("torchrun --nproc-per-node=3 p.py", "", ("create", "exchange"))
+    run = traces.record_trace(program, settings, limit=HANG, launcher=launcher)
+    assert run.result.status == 0, run.result.stderr
+    trace, operations = run.trace, run.trace["operations"]
+    ends = [
+        [(operations[number]["rank"], operations[number]["name"]) for number in message]
+        for message in trace["messages"]
+    ]
+    assert sorted(ends) == [
+        [(1, "isend"), (2, "irecv")],
+        [(1, "send"), (2, "irecv")],
+        [(1, "send_object_list"), (2, "recv_object_list")],
+        [(2, "isend"), (1, "irecv")],
+    ]
+    for send, receive in trace["messages"]:
+        steps = [step for step in trace["steps"] if step[2] not in ("line", "return")]
+        started = next(step[0] for step in steps if send in step[4])
+        ended = next(
+            step[0] for step in steps if step[2] in ("done", "waited") and receive in step[4]
+        )
+        assert ended > started
+    batches = [each for each in operations if each["name"] == "isend"]
+    for each in batches:
+        first = 10 * each["rank"]
+        assert each["peer"] == 3 - each["rank"]
+        assert each["payload"] == {
+            "t": "int64", "s": [2], "b": 16, "part": [2, 4], "value": {"v": [first + 2, first + 3]},
+        }  # fmt: skip
+    assert [each["of"] for each in operations if each["name"] == "new_group"] == [[1, 2]] * 3
+    assert [each["reduce"] for each in operations if "reduce" in each] == ["max"] * 2
+    gathers = [each for each in operations if each["name"] == "gather"]
+    assert [(each["root"], each["payload"]["b"]) for each in gathers] == [(2, 16)] * 2
+    text = recorder.describe_operation(gathers[0])
+    assert text == "gather to rank 2: int64 2, 16 bytes"
+    assert recorder.describe_operation({"name": "broadcast", "root": 1}).endswith("from rank 1")
+    waits = [step[4] for step in trace["steps"] if step[1:3] == [1, "wait"]]
+    assert [[operations[number]["name"] for number in each] for each in waits] == [
+        ["isend"],
+        ["irecv"],
+    ]
+    texts = program.path.read_text("utf-8").splitlines()
+    assert all("work.wait()" in texts[s[3] - 1] for s in trace["steps"] if s[2][:4] == "wait")
+    mine = [step for step in trace["steps"] if step[1] == 1]
+    history = [
+        (number, step[6]["received"])
+        for number, step in enumerate(mine)
+        if step[2] == "line" and "received" in step[6]
+    ]
+    values = [each.get("v") or each["state"] for _, each in history]
+    assert values == [[0, 0], "in flight", [22, 23]]
+    last_wait = max(number for number, step in enumerate(mine) if step[2] == "waited")
+    assert history[-1][0] == last_wait + 1  # and not after the wait for the isend
 
 
 SPAWNS = """

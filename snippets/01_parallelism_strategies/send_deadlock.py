@@ -2,10 +2,11 @@
 
 dist.send may wait until the other side receives. In a ring each rank sends to its right
 neighbour and receives from its left neighbour. If all ranks send first, no rank ever reaches
-its recv. In the output, look at the call in which each rank waits. The control shows that one
-rank with the opposite order is enough to complete the same ring. With NCCL, a rank may also
-wait for a connection to a neighbour, without a time limit. Then the program ends after 60 s
-and prints where each rank waits. NCCL can also send a small tensor before a rank receives it.
+its recv. In the output, look at the call in which each rank waits, and at the first call of
+each rank. The control shows that one rank with the opposite order is enough to complete the
+same ring. With NCCL, a rank may also wait for a connection to a neighbour, without a time
+limit. Then the program ends after 60 s and prints where each rank waits. NCCL can also send a
+small tensor before a rank receives it.
 
     (no flag)       all ranks send first, and the time limit ends the program
     --control       rank 0 receives first, and the other ranks send first: the ring completes
@@ -23,22 +24,23 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-waits_in = "nothing"  # the blocking call that this rank has entered
+calls: list[str] = []  # the blocking calls that this rank has entered, in their order
 
 
 def send_then_receive(x: torch.Tensor, right: int, left: int, group: dist.ProcessGroup):
-    global waits_in
     incoming = torch.empty_like(x)
-    waits_in = "send"
+    calls.append("send")
     dist.send(x, right, group=group)
-    waits_in = "recv"
+    calls.append("recv")
     dist.recv(incoming, left, group=group)
     return incoming
 
 
 def receive_then_send(x: torch.Tensor, right: int, left: int, group: dist.ProcessGroup):
     incoming = torch.empty_like(x)
+    calls.append("recv")
     dist.recv(incoming, left, group=group)
+    calls.append("send")
     dist.send(x, right, group=group)
     return incoming
 
@@ -59,6 +61,7 @@ def both_at_once(x: torch.Tensor, right: int, left: int, group: dist.ProcessGrou
         dist.P2POp(dist.isend, x, right, group),
         dist.P2POp(dist.irecv, incoming, left, group),
     ]
+    calls.append("batch_isend_irecv")
     for work in dist.batch_isend_irecv(ops):
         work.wait()
     return incoming
@@ -135,14 +138,15 @@ def main() -> int:
         x.zero_()  # a send that is not complete would now send zeros
         assert received.equal(torch.arange(1024) + 10_000 * ((rank - 1) % n))
     except RuntimeError as error:
-        failed, report = True, f"waits in {waits_in}"
+        failed, report = True, f"waits in {calls[-1]}"
         if rank == 0:
             print(f"rank 0: {type(error).__name__}: {reason(error)}", flush=True)
-    reports = [""] * n
-    dist.all_gather_object(reports, report)
+    reports = [("", "")] * n
+    dist.all_gather_object(reports, (report, calls[0]))
     if rank == 0:
-        assert len(set(reports)) == 1, reports
+        assert all(each == report for each, _ in reports), reports
         print(f"{shift.__name__}: every rank {report}", flush=True)
+        print(f"first call of each rank: {', '.join(call for _, call in reports)}", flush=True)
     dist.barrier()
     dist.destroy_process_group()
     return int(failed)

@@ -3,7 +3,8 @@
 Collectives are matched only by their order. Rank 1 reduces the count before the loss, and the
 other ranks reduce the loss before the count. With equal shapes and dtypes, the backend adds
 a loss to a count. TORCH_DISTRIBUTED_DEBUG=DETAIL compares operation, shape and dtype. All three
-are equal here, so it reports nothing. It reports the mistake if one of the three differs.
+are equal here, so it reports nothing. It reports the mistake if one of the three differs. With
+two ranks, both log the same wrong mean. With three ranks, rank 1 logs a different one.
 
     (no flag)    equal shapes: no error, and a wrong mean
     --shapes     the count is a tensor of a different shape
@@ -92,7 +93,7 @@ def main() -> int:
     sums, samples = (5.0, 9.0) if rank == 1 else (3.0, 7.0)  # with two ranks, the mean is 0.5
     loss = torch.tensor([sums])
     count = torch.tensor([samples, samples] if args.shapes else [samples])
-    failed = False
+    failed, report = False, ""
     try:
         (reduce_packed if args.fix else reduce_both)(loss, count, group)
     except RuntimeError as error:
@@ -108,9 +109,13 @@ def main() -> int:
         swapped = (second, first) if rank == 1 else (first, second)
         right = (3.0 * others + 5.0, 7.0 * others + 9.0)
         assert (loss.item(), count.item()) == (right if args.fix else swapped)
-        if rank == 0:
-            mean = (loss / count).item()
-            print(f"loss {loss.item()} / count {count.item()} = mean {mean}", flush=True)
+        mean = round((loss / count).item(), 3)
+        report = f"loss {loss.item()} / count {count.item()} = mean {mean}"
+    reports = [""] * dist.get_world_size()
+    dist.all_gather_object(reports, report)
+    if rank == 0 and not failed:
+        for number, line in enumerate(reports):
+            print(f"rank {number}: {line}", flush=True)
     dist.barrier()
     dist.destroy_process_group()
     return int(failed)

@@ -31,10 +31,10 @@ def layer(index: int) -> torch.Tensor:
 
 
 class Weights:
-    """Gathers and broadcasts the layers. Records the collective that this rank has entered."""
+    """Gathers and broadcasts the layers. Records the collectives that this rank has entered."""
 
     def __init__(self, receivers: list[int], in_vain: bool) -> None:
-        self.waits_in = "nothing"
+        self.entered: list[str] = []
         # the limit of rank 0 is shorter, so its error is a time-out, not a broken connection
         limit = timedelta(seconds=(3 if dist.get_rank() == 0 else 5) if in_vain else 60)
         # every rank creates both groups, member or not
@@ -43,7 +43,7 @@ class Weights:
         self.receives = dist.get_rank() in receivers
 
     def gather(self, index: int) -> torch.Tensor:
-        self.waits_in = f"the all-gather of layer {index}"
+        self.entered.append(f"all-gather {index}")
         half = layer(index).chunk(2)[dist.get_rank()].clone()
         halves = [torch.empty_like(half) for _ in TRAINERS]
         dist.all_gather(halves, half, group=self.trainers)
@@ -51,7 +51,7 @@ class Weights:
 
     def send(self, index: int, whole: torch.Tensor) -> torch.Tensor:
         if self.receives:
-            self.waits_in = f"the broadcast of layer {index}"
+            self.entered.append(f"broadcast {index}")
             dist.broadcast(whole, src=0, group=self.transfer)
         return whole
 
@@ -130,9 +130,10 @@ def main() -> int:
         received = weights.update(args.fix)
         torch.testing.assert_close(received, [layer(index) for index in range(LAYERS)])
     except RuntimeError as error:
-        failed, report = True, f"waits in {weights.waits_in}"
+        failed, report = True, f"waits in {weights.entered[-1]}"
         if rank == 0:
             report += f"\n  {type(error).__name__}: {reason(error)}"
+    report = f"{', '.join(weights.entered)}: {report}"
     reports = [""] * dist.get_world_size()
     dist.all_gather_object(reports, report)
     if rank == 0:

@@ -109,11 +109,13 @@ def main() -> int:
     try:
         if args.fix:
             rows = gather_uneven(x, group)
-            # Test it also if rank 0 has more numbers, and integers. A row has at most 5 floats.
+            # Test it also if rank 0 has more numbers, and integers. A row has at most 7 floats.
             dtype = torch.int32 if rank == 0 else torch.float32
-            other = gather_uneven(torch.full((5 - rank,), 1 + rank, dtype=dtype), group)
-            assert [row.tolist() for row in other] == [[1.0] * 5, [2.0] * 4]
-            assert all(row.untyped_storage().nbytes() == 5 * 4 for row in other)
+            other = gather_uneven(torch.full((7 - 4 * rank,), 1 + rank, dtype=dtype), group)
+            assert [row.tolist() for row in other] == [[1.0] * 7, [2.0] * 3]
+            assert all(row.untyped_storage().nbytes() == 7 * 4 for row in other)
+            (mine,) = gather_uneven(x, dist.new_subgroups(1)[0])  # a group with one rank
+            assert mine.equal(x)
             report = f"gathered {[row.tolist() for row in rows]}"
         else:
             dist.all_reduce(x, group=group)

@@ -92,46 +92,48 @@ def main() -> int:
     if int(os.environ.get("WORLD_SIZE", "1")) < 2:
         sys.exit("dead_rank.py needs 2 ranks or more, started by torchrun")
 
-    # torchrun sends SIGTERM to the survivors. Rank 0 only stores the signal, so that it always
-    # has the time to print its error.
+    # torchrun sends SIGTERM to the survivors. Rank 0 stores the signal, and prints its error.
     signals: list[int] = []
     if os.environ["RANK"] == "0":
         signal.signal(signal.SIGTERM, lambda number, _: signals.append(number))
 
     init_with_limits()
-    rank, attempt = dist.get_rank(), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    rank, n = dist.get_rank(), dist.get_world_size()
+    attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     dist.barrier()
     group = dist.new_group(timeout=timedelta(seconds=3))
 
-    finished = time.perf_counter()
+    began: list[float] = []  # when each step began
     # --8<-- [start:traced]
     for step in range(STEPS):
+        began.append(time.perf_counter())
         if step == 3 and rank == 1 and attempt == 0:
             fall_over(args.stuck)
         try:
-            total = torch.ones(4)
+            total = torch.full((4,), rank + 1.0)
             dist.all_reduce(total, group=group)
-            assert total.eq(dist.get_world_size()).all()  # with NCCL, this line also waits
+            assert total.eq(n * (n + 1) / 2).all()  # with NCCL, this line also waits
         except RuntimeError as error:
             if rank == 0:
-                waited = time.perf_counter() - finished
-                assert (3 if args.stuck else 0.5) <= waited < 600
+                earlier, waited = (time.perf_counter() - moment for moment in began[-2:])
+                # Rank 1 sleeps only after rank 0 has begun the step before.
+                assert (3 if args.stuck else 0.5) <= earlier and waited < 600
                 print(
                     f"attempt {attempt}, rank 0, step {step}: {type(error).__name__}:", end=" "
                 )
                 print(f"{first_sentence(error)}, after ≈{waited:.1f} s", flush=True)
                 patience = 2.0 if args.stuck else 600.0
-                while not signals and patience > 0:  # until torchrun has noticed rank 1
-                    time.sleep(0.05)
-                    patience -= 0.05
+                listens = time.perf_counter()
+                while not signals and time.perf_counter() < listens + patience:
+                    time.sleep(0.05)  # until torchrun has noticed rank 1
+                assert signals or time.perf_counter() >= listens + 2  # it has looked 20 times
                 print(f"SIGTERM from torchrun: {bool(signals)}", flush=True)
                 assert bool(signals) != args.stuck
             return 1
-        finished = time.perf_counter()
     # --8<-- [end:traced]
 
     if rank == 0:
-        print(f"attempt {attempt}: all {STEPS} steps are done")
+        print(f"attempt {attempt}: all {len(began)} steps are done")
     return 0
 
 

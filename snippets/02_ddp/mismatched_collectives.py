@@ -20,6 +20,7 @@ import os
 import re
 import sys
 from datetime import timedelta
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -126,11 +127,12 @@ def main() -> int:
     dist.barrier()
     group = dist.new_group(timeout=timedelta(seconds=3 if rank == 0 else 6))
     on_gloo = group if device.type == "cpu" else dist.new_group(backend="gloo")
+    barrier = dist.monitored_barrier = mock.Mock(wraps=dist.monitored_barrier)  # counts calls
 
     good = 2.0 + 3.0 * rank**2  # what a good batch of this rank gives: 2, 5, 14, …
     bad = rank == 1 and (args.fix or args.case == "skip")
     value = torch.full((4,), float("nan") if bad else good)
-    rate = torch.full((4,), 0.0 if rank else 0.5)
+    rate = torch.full((4,), 0.5 + rank**2 * (-1.0) ** rank)  # 0.5, -0.5, 4.5, …
     failed = False
     # --8<-- [start:traced]
     try:
@@ -160,6 +162,12 @@ def main() -> int:
         ]
         assert value.eq(sum(counted) / len(counted)).all()
         assert rate.eq(0.5).all()  # every rank has the rate of rank 0
+    comes = rank != 1 or args.case != "skip"
+    assert barrier.call_count == (args.monitored and comes and not args.fix)
+    if args.fix:  # the next batches are all good
+        ranks = range(dist.get_world_size())
+        value = fixed_step(torch.full((4,), good), rate, group)
+        assert value.eq(sum(2.0 + 3.0 * r**2 for r in ranks) / len(ranks)).all()
     dist.barrier()  # rank 0 has printed before any rank exits with an error
     # --8<-- [end:traced]
     return 1 if failed else 0

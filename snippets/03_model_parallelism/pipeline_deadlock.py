@@ -5,8 +5,9 @@ gradient for it at the same moment. A blocking send waits until the other side r
 wait forever. With NCCL, a rank can also wait for the connection to the other rank, which has no
 timeout. The program then ends after 60 seconds and prints the line in which each rank waits.
 
-    (no flag)   send, then receive: the timeout ends it
-    --fix      both in one batch_isend_irecv
+    (no flag)   one exchange in which rank 1 receives first completes. Then both ranks send
+                first, and the timeout ends it
+    --fix       both in one batch_isend_irecv
 """
 
 import faulthandler
@@ -25,6 +26,13 @@ def send_then_receive(outgoing: torch.Tensor, peer: int, group) -> torch.Tensor:
     incoming = torch.zeros_like(outgoing)
     dist.send(outgoing, peer, group=group)
     dist.recv(incoming, peer, group=group)
+    return incoming
+
+
+def receive_then_send(outgoing: torch.Tensor, peer: int, group) -> torch.Tensor:
+    incoming = torch.zeros_like(outgoing)
+    dist.recv(incoming, peer, group=group)
+    dist.send(outgoing, peer, group=group)
     return incoming
 
 
@@ -93,14 +101,17 @@ def main() -> int:
     exchange = exchange_at_once if "--fix" in sys.argv else send_then_receive
 
     tensor, failed, done = torch.full((SIZE,), rank + 1.0), False, 0
+    control = send_then_receive if rank == 0 else receive_then_send
     try:
         if rank == 0:  # warm-up: the forward of micro-batch 0
             dist.send(tensor, 1, group=group)
         else:
             dist.recv(torch.empty_like(tensor), 0, group=group)
-        for _ in range(1, M):  # rank 0: F, then B; rank 1: B, then F
-            arrived = exchange(tensor, 1 - rank, group)
-            assert (arrived == 2 - rank).all()  # the whole tensor of the other rank has arrived
+        arrived = control(tensor, 1 - rank, group)  # the same ranks, but one receives first
+        assert (arrived == 2 - rank).all()
+        for i in range(1, M):  # rank 0: F, then B; rank 1: B, then F
+            arrived = exchange(tensor + 10 * i, 1 - rank, group)
+            assert (arrived == 2 - rank + 10 * i).all()  # the whole tensor of the other rank
             done += 1
     except RuntimeError as error:
         failed = True

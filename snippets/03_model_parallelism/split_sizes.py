@@ -35,6 +35,17 @@ def exchange_counts(send: list[int]) -> list[int]:
     return incoming.tolist()
 
 
+def rows_of(rank: int, count: int) -> torch.Tensor:
+    """The rows of a rank, [count, H]. Each contains the rank and the number of the row."""
+    return torch.tensor([[rank, *[row] * (H - 1)] for row in range(count)]).float()
+
+
+def arriving(sends: list[list[int]], rank: int) -> torch.Tensor:
+    """The rows that must arrive at a rank, sorted by their senders."""
+    parts = [rows_of(r, sum(counts)).split(counts)[rank] for r, counts in enumerate(sends)]
+    return torch.cat(parts)
+
+
 def init_distributed() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough.
 
@@ -91,24 +102,28 @@ def main() -> int:
     group = dist.new_group(timeout=timedelta(seconds=20))  # for the call that may fail
     exchange = dist.all_to_all_single = mock.Mock(wraps=dist.all_to_all_single)  # counts calls
 
-    send = [[3, 5], [2, 6]][rank]  # what the router decided, so [3, 2] and [5, 6] will come
-    receive = {
+    sends = [[3, 5], [2, 6]]  # what the router decided, so [3, 2] and [5, 6] will come
+    wrong = {
         "own": [[4, 4], [4, 4]],  # what an even router would send
         "long": [[3, 1], [5, 6]],  # rank 0 expects too little
         "short": [[3, 4], [7, 6]],
-    }[args.case][rank]
-    if args.fix:
-        receive = exchange_counts(send)
-    rows = torch.full((sum(send), H), float(rank))
-    try:
-        out = torch.full((sum(receive), H), -1.0)
-        dist.all_to_all_single(out, rows, receive, send, group=group)
-        report = f"rank {rank}: expected {receive} rows, got {out[:, 0].int().tolist()}"
-    except RuntimeError as error:
-        message = reason(error)
-        message = message[max(0, message.find("inLength")) :].strip()
-        report = f"rank {rank}: {type(error).__name__}: {message}"
-    assert exchange.call_count == 1 + args.fix  # the rows, and the counts before them
+    }[args.case]
+    routings = [[[0, 4], [7, 1]], sends] if args.fix else [sends]  # each has its own counts
+    for sends in routings:
+        receive = exchange_counts(sends[rank]) if args.fix else wrong[rank]
+        try:
+            out = torch.full((sum(receive), H), -1.0)
+            rows = rows_of(rank, sum(sends[rank]))
+            dist.all_to_all_single(out, rows, receive, sends[rank], group=group)
+            report = f"rank {rank}: expected {receive} rows, got {out[:, 0].int().tolist()}"
+            assert not args.fix or out.equal(arriving(sends, rank))
+        except RuntimeError as error:
+            assert not args.fix, error
+            message = reason(error)
+            message = message[max(0, message.find("inLength")) :].strip()
+            report = f"rank {rank}: {type(error).__name__}: {message}"
+    # the rows, and the counts before them
+    assert exchange.call_count == len(routings) * (1 + args.fix)
     reports: list = [None, None]
     dist.all_gather_object(reports, report)
     if rank == 0:

@@ -42,7 +42,7 @@ class Step:
     """A step that reads `x` and changes `weights`. The addresses of both never change."""
 
     def __init__(self, device: torch.device) -> None:
-        self.x = torch.zeros(ROWS, WIDTH, dtype=torch.float64, device=device)
+        self.x = torch.ones(ROWS, WIDTH, dtype=torch.float64, device=device)
         self.weights = torch.zeros(WIDTH, dtype=torch.float64, device=device)
 
     def __call__(self) -> None:
@@ -112,6 +112,9 @@ def main() -> int:
     report = print if rank == 0 else lambda *_: None
     expected = one_process(n)
     assert expected.abs().min() > 1e-3  # every weight has moved
+    warm = Step(device)
+    warm()
+    assert warm.weights.abs().min() > 1e-3  # so capture_step must reset them
 
     eager, eager_s = train(device, graph=False)
     torch.testing.assert_close(eager, expected, rtol=1e-9, atol=1e-9)

@@ -84,7 +84,9 @@ def reason(error: RuntimeError) -> str:
 def main() -> None:
     init_with_limits()
     rank = dist.get_rank()
+    everyone = dist.new_group(backend="gloo")
     assert result("all_reduce", dist.group.WORLD) == "all ranks arrived"
+    assert result("monitored_barrier, wait for all", everyone) == "all ranks arrived"
     messages = {}
     for what in ("all_reduce", "monitored_barrier", "monitored_barrier, wait for all"):
         dist.barrier()
@@ -96,6 +98,7 @@ def main() -> None:
             time.sleep(5)
         else:
             messages[what] = result(what, group)
+    assert len(messages) == (0 if rank in ABSENT else 3)  # rank 1 also waits each time
     if rank == 0:
         for what, message in messages.items():
             print(f"{what}:\n  {message}")

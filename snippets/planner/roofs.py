@@ -86,6 +86,16 @@ def sequences_that_fit(s: Shape, c: int, gpu: dict) -> int:
     return max(0, math.floor(free / (c * cache_bytes(s))))
 
 
+def arithmetic_from(s: Shape, c: int, gpu: dict) -> int | None:
+    """Return the smallest batch that arithmetic limits in decode, or None if there is none.
+
+    Each sequence adds FLOPs and the bytes of its cache. All sequences share the weights.
+    """
+    ridge = gpu["flops"] / gpu["bandwidth"]
+    gain = (2 * products(s) + scores(s, 1, c)) / ridge - c * cache_bytes(s)
+    return math.floor(2 * products(s) / gain) + 1 if gain > 0 else None
+
+
 def digits(x: float) -> str:
     """Three significant digits, and all of those before the point."""
     if x >= 1000:
@@ -122,6 +132,7 @@ def facts(gpu: str, model: str, point: str, b: int, c: int, m: int, n: int) -> d
     weights, caches = weight_bytes(s), b * c * cache_bytes(s)
     memory = device["memory_gib"] * UNITS["GiB"]
     ceiling = (2 * products(s) + scores(s, 1, c)) / (c * cache_bytes(s))
+    first = arithmetic_from(s, c, device)
     return {
         "ridge": digits(device["flops"] / device["bandwidth"]),
         "flops": in_flops(work),
@@ -133,6 +144,7 @@ def facts(gpu: str, model: str, point: str, b: int, c: int, m: int, n: int) -> d
         "share": f"{digits(100 * share)}%",
         "tokens": digits(b / least(*points(s, b, c, m, n)["decode"], device)),
         "ceiling": digits(ceiling),
+        "crossing": f"{first} or more sequences" if first else "no batch size",
         "held": f"{in_bytes(weights + caches)} of {device['memory_gib']} GiB"
         + ", too much" * (weights + caches > memory),
         "fits": f"{sequences_that_fit(s, c, device)} sequences",
@@ -193,10 +205,13 @@ def check() -> int:
                 compared += 1
                 roof = min(gpu["flops"], flops / moved * gpu["bandwidth"])
                 assert abs(flops / least(flops, moved, gpu) / roof - 1) < 1e-12
-            # a ceiling that lies below the ridge is never passed, whatever the batch
-            if (2 * products(s) + scores(s, 1, c)) / (c * cache_bytes(s)) < ridge:
-                flops, moved = points(s, 10**6, c, m, n)["decode"]
-                assert flops / moved < ridge
+            # arithmetic limits decode from the first batch on, or memory limits every batch
+            for length in (32, c, 8192):
+                first = arithmetic_from(s, length, gpu)
+                tried = [first - 1, first] if first else [1, 10**6]
+                decodes = [points(s, tries, length, m, n)["decode"] for tries in tried]
+                above = [flops / moved > ridge for flops, moved in decodes]
+                assert above == [False, first is not None]
     return compared
 
 
@@ -221,6 +236,7 @@ def main() -> None:
     print(f", {said['share']} of the peak")
     print(f"decode of {args.model}: at most {said['tokens']} tokens/s, and whatever the batch,")
     print(f"{said['ceiling']} FLOP/byte; weights and caches {said['held']}")
+    print(f"arithmetic limits decode with {said['crossing']}")
     print(f"the memory is large enough for {said['fits']}")
     print("operation        FLOP/byte       at most   least time")
     for name, (intensity, rate, time) in said["others"].items():

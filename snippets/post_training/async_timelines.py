@@ -191,8 +191,18 @@ def train(policy: Policy, optimizer, groups: list[tuple], versions: list[Policy]
     prompts, answers, old = (torch.cat(each) for each in zip(*data, strict=True))
     advantages = group_advantages(rewards_of(prompts, answers), GROUP)
     new, mask = log_probs_of(policy, prompts, answers), answer_mask(answers)
+    loss = clipped_loss(new, old, advantages, mask)
+    terms = []  # the same loss with a loop over the tokens of the samplers
+    logs = [row for *_, (_, _, log_probs) in groups for row in log_probs]
+    lengths = mask.sum(1).int().tolist()
+    for row, sampled, a, n in zip(
+        new.tolist(), logs, advantages.tolist(), lengths, strict=True
+    ):
+        ratios = [math.exp(x - y) for x, y in zip(row[:n], sampled[:n], strict=True)]
+        terms += [min(ratio * a, min(max(ratio, 0.8), 1.2) * a) for ratio in ratios]
+    assert math.isclose(loss.item(), -sum(terms) / len(terms), abs_tol=1e-5)
     optimizer.zero_grad()
-    clipped_loss(new, old, advantages, mask).backward()
+    loss.backward()
     optimizer.step()
     sleep_until(begin + TRAIN)
 

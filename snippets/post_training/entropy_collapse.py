@@ -209,6 +209,7 @@ def main() -> None:
     starts = [start(seed) for seed in SEEDS]
     rows = {}
     for name, (clip, bonus, seeds) in cases.items():
+        assert ("no clipping" in name) == (clip == NO_CLIP)
         for seed in seeds:
             rows[name, seed] = first, early, last = train(*starts[seed], clip, bonus)
             entropies = " ".join(f"≈{row[0]:.2f}" for row in (first, early, last))

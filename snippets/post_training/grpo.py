@@ -277,6 +277,16 @@ def shuffled(prompts: torch.Tensor, answers: torch.Tensor) -> torch.Tensor:
     return rewards_of(prompts, answers).roll(GROUP // 2 + 1)
 
 
+def check_control() -> None:
+    """The control must have the same rewards, but many of them at other answers."""
+    prompts = every_prompt(LENGTH).repeat_interleave(GROUP, 0)
+    answers = F.pad(prompts.flip(1) + (CLOSING - OPENING), (0, 1), value=END)
+    answers[::3, 0] = PAD
+    true, exchanged = rewards_of(prompts, answers), shuffled(prompts, answers)
+    assert sorted(true.tolist()) == sorted(exchanged.tolist())
+    assert (true != exchanged).float().mean() > 0.3
+
+
 def draw(curves: list[list[float]], control: list[float]) -> None:
     plt.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "grpo", "font.size": 12}
     figure, axes = plt.subplots(figsize=(7, 4.4))
@@ -298,6 +308,7 @@ def draw(curves: list[list[float]], control: list[float]) -> None:
 def main() -> None:
     torch.set_num_threads(1)
     check_step()
+    check_control()
     print(f"the checker agrees with a stack on {check_checker()} pairs of prompt and answer")
     half = STEPS // 2
     columns = f"after {half} steps   after {STEPS} steps   lowest of 16 prompts"

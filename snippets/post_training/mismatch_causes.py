@@ -308,6 +308,7 @@ def plot_causes(rows: dict[str, tuple[float, float]]) -> None:
     names = list(rows)[::-1]
     for place, name in enumerate(names):
         mean, largest = rows[name]
+        assert mean <= largest
         mean = max(mean, 1.2e-8)
         axes.plot([mean, largest], [place, place], color="#6b7280", lw=1)
         axes.plot([mean], [place], "o", color="#0b6e99", label="mean" if not place else None)

@@ -248,7 +248,8 @@ RUNS = [  # the sampler and the importance weights
 # --8<-- [end:runs]
 
 
-def plot_curves(curves: dict[tuple, torch.Tensor]) -> None:
+def plot_curves(curves: dict[tuple, torch.Tensor]) -> dict[tuple, torch.Tensor]:
+    """Draw the mean and the range of the seeds. Returns the curves in the picture."""
     import matplotlib
 
     matplotlib.use("svg")
@@ -263,13 +264,15 @@ def plot_curves(curves: dict[tuple, torch.Tensor]) -> None:
         "top-p 0.8": [RUNS[i] for i in (0, 8, 9)],
     }
     colours, lines = ["#6b7280", "#c2410c", "#0b6e99", "#15803d"], ["-", "--", "-.", ":"]
+    drawn = {}
     figure, axes = plt.subplots(1, 3, figsize=(10, 3.6), sharey=True)
     for ax, (title, runs) in zip(axes, panels.items(), strict=True):
         for run, colour, line in zip(runs, colours, lines, strict=False):
             curve = curves[run][..., 0]  # [seeds, batches]
             label = run[0] if title == "rounding" or run[0] == "same" else run[1]
             x = range(1, BATCHES + 1)
-            ax.plot(x, curve.mean(0), line, color=colour, label=label)
+            drawn[run] = curve.mean(0)
+            ax.plot(x, drawn[run], line, color=colour, label=label)
             ax.fill_between(x, curve.amin(0), curve.amax(0), color=colour, alpha=0.12, lw=0)
         ax.set(title=title, xlabel="batch of samples", ylim=(0, 1.02))
         ax.spines[["top", "right"]].set_visible(False)
@@ -278,6 +281,7 @@ def plot_curves(curves: dict[tuple, torch.Tensor]) -> None:
     axes[0].set_ylabel("success of the trainer's policy")
     figure.tight_layout()
     figure.savefig("mismatch_remedies.svg", transparent=True, metadata={"Date": None})
+    return drawn
 
 
 def check_loss() -> None:
@@ -348,7 +352,9 @@ def main() -> None:
             f"      ≈{end[run][1]:.2f}   ≈{end[run][3]:.2f}  "
             + (f"≈{gap:.0e}" if gap > 1e-7 else "< 1e-7")
         )
-    plot_curves(curves)
+    for run, curve in plot_curves(curves).items():  # the picture shows what the table shows
+        assert abs(curve.mean().item() - mean[run]) < 1e-6
+        assert abs(curve[-10:].mean().item() - end[run][0]) < 1e-6
 
     same, bf16, fp8, *old = RUNS[:8]
     cut, cut_weighted = RUNS[8:]

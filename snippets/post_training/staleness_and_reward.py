@@ -26,7 +26,7 @@ import matplotlib.pyplot as plt
 TOKENS = [".", "$", "(", "[", ")", "]"]  # padding, end of sequence, opening, closing brackets
 PAD, END, OPENING, CLOSING = 0, 1, 2, 4  # a closing bracket is its opening bracket + 2
 LENGTH, PROMPTS, GROUP, UPDATES = 3, 4, 16, 2  # UPDATES: optimizer steps for each batch
-STEPS, SEEDS = 40, 4  # training steps; seeds, unless --seeds gives a different number
+STEPS, EARLY, SEEDS = 40, 16, 4  # --seeds gives a different number of seeds
 FIRST, LAST = 30, 60  # simulated_step() measures the steps from FIRST to LAST - 1
 TRAIN, SLOTS, ANSWERS = 60.0, 160, 512  # seconds of a step; running answers; answers of a step
 TIME = 40 * 60.0  # seconds after which the curves are compared
@@ -167,6 +167,12 @@ def ignored_tokens(new, old, advantages) -> torch.Tensor:
     return high | low
 
 
+def ignored_share(new, old, advantages, mask) -> float:
+    """The share of ignored tokens among the tokens whose answer has an advantage."""
+    used = mask * (advantages[:, None] != 0)
+    return float((ignored_tokens(new, old, advantages) * used).sum() / used.sum())
+
+
 # --8<-- [start:learn]
 def learn(state: dict, seed: int, age: int, corrected: bool) -> tuple[list[float], float]:
     """Train with samples from weights that are `age` steps old.
@@ -180,12 +186,15 @@ def learn(state: dict, seed: int, age: int, corrected: bool) -> tuple[list[float
     policy, sampler = Policy(layers=1), Policy(layers=1)
     policy.load_state_dict(state)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=3e-3, fused=True)
-    versions: deque[dict] = deque(maxlen=age + 1)
+    versions: deque[tuple[int, dict]] = deque(maxlen=age + 1)
     every, rewards, ignored = every_prompt(LENGTH), [], []
-    for _ in range(STEPS):
+    for step in range(STEPS):
         rewards.append(exact_rewards(policy, every).mean().item())
-        versions.append({name: each.clone() for name, each in policy.state_dict().items()})
-        sampler.load_state_dict(versions[0])  # the oldest that is allowed
+        now = {name: each.clone() for name, each in policy.state_dict().items()}
+        versions.append((step, now))
+        version, weights = versions[0]  # the oldest that is allowed
+        assert step - version == min(step, age)
+        sampler.load_state_dict(weights)
         prompts = draw_prompts(PROMPTS, LENGTH, rng).repeat_interleave(GROUP, 0)
         answers, old = sample(sampler, prompts, LENGTH + 1, rng)
         advantages = group_advantages(rewards_of(prompts, answers), GROUP)
@@ -195,11 +204,8 @@ def learn(state: dict, seed: int, age: int, corrected: bool) -> tuple[list[float
                 old = log_probs_of(policy, prompts, answers)
         for update in range(UPDATES):
             new = log_probs_of(policy, prompts, answers)
-            if update == 0:
-                used = mask * (advantages[:, None] != 0)
-                if used.sum():
-                    clipped = ignored_tokens(new, old, advantages) * used
-                    ignored.append((clipped.sum() / used.sum()).item())
+            if update == 0 and (advantages != 0).any():
+                ignored.append(ignored_share(new, old, advantages, mask))
             optimizer.zero_grad()
             clipped_loss(new, old, advantages, mask).backward()
             nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
@@ -330,6 +336,12 @@ def main() -> None:
     (gradient,) = torch.autograd.grad(clipped_loss(new, old, signs, torch.ones(8, 9)), new)
     assert torch.equal(gradient == 0, ignored_tokens(new, old, signs))
     assert 10 < (gradient == 0).sum() < 60
+    # three of seven tokens: the third answer has no advantage, and 0.0 in the mask is padding
+    new = torch.tensor([[0.5, 0.5, 0.0, 0.5], [-0.5, 0.5, 0.0, 0.0], [0.5, 0.5, 0.5, 0.5]])
+    used = torch.tensor([[1.0, 1, 1, 0], [1, 1, 1, 1], [1, 1, 1, 1]])
+    signs = torch.tensor([1.0, -1.0, 0.0])
+    assert ignored_share(new, torch.zeros(3, 4), signs, used) == torch.tensor(3 / 7).item()
+    assert largest_fall([0.2, 0.9, 0.4, 0.6, 1.0]) == 0.5
 
     states = []
     for seed in range(count):
@@ -339,16 +351,19 @@ def main() -> None:
         states.append({k: each.detach().clone() for k, each in policy.state_dict().items()})
     print()
     print(f"{'':24}expected reward: mean, lowest and highest of {count} seeds")
-    heads = "".join(f"{f'after {what}':25}" for what in ("16 steps", "40 steps", "40 minutes"))
+    heads = "".join(
+        f"{f'after {what}':25}" for what in (f"{EARLY} steps", f"{STEPS} steps", "40 minutes")
+    )
     print(f"age  ratio used  tokens ignored   {heads}largest fall")
-    curves, shares, falls = {}, {}, {}
+    curves, shares, falls, table = {}, {}, {}, {}
     for age, corrected in ((0, True), (2, True), (8, True), (8, False)):
         runs = [learn(state, seed, age, corrected) for seed, state in enumerate(states)]
         rows = curves[age, corrected] = [curve for curve, _ in runs]
         shares[age, corrected] = fmean([share for _, share in runs])
         falls[age, corrected] = [largest_fall(row) for row in rows]
-        cells = [[row[16] for row in rows], [row[-1] for row in rows]]
+        cells = [[row[EARLY] for row in rows], [row[STEPS] for row in rows]]
         cells.append([reward_at(row, TIME, found[age]) for row in rows])
+        table[age, corrected] = [fmean(cell) for cell in cells]
         text = "".join(f"   ≈{fmean(c):.2f} (≈{min(c):.2f} to ≈{max(c):.2f})" for c in cells)
         about = "≈" if shares[age, corrected] else " "
         name = "yes" if corrected else "no"
@@ -362,11 +377,12 @@ def main() -> None:
     # without the correction, the reward rises faster, and the worst seed falls further
     assert area[8, False] > area[8, True]
     assert max(falls[8, False]) > max(falls[8, True])
-    timed = {
-        age: fmean([reward_at(row, TIME, found[age]) for row in curves[age, True]])
-        for age in (0, 2, 8)
-    }
-    assert timed[2] > max(timed[0], timed[8])  # but in the same time, two steps are best
+    timed = {key: row[2] for key, row in table.items()}
+    assert timed[2, True] > max(timed[0, True], timed[8, True])  # but per minute, 2 is best
+    for (age, corrected), rows in curves.items():  # the columns, from the mean curve
+        middle = [fmean(each) for each in zip(*rows, strict=True)]
+        steps = {0: 11, 2: 33, 8: 37}[age]  # in 40 minutes
+        assert table[age, corrected] == [middle[16], middle[-1], middle[steps]]
     draw(curves, {age: found[age] for age in (0, 2, 8)})
 
 

@@ -56,12 +56,17 @@ class Groups:
 
     def __init__(self, hangs: bool) -> None:
         self.rank, self.log, self.started = dist.get_rank(), [], None
-        # rank 2 has a longer limit: the time-out of rank 0 ends its call, and not its own limit
-        limit = timedelta(seconds=3 if hangs and self.rank != 2 else 60)
         # every rank creates all groups, member or not, in the same order
-        self.trainers = dist.new_group([0, 1], timeout=limit)
-        self.samplers = dist.new_group([2, 3], timeout=limit)
-        self.transfer = dist.new_group([0, 2, 3], timeout=limit)
+        members = [0, 1], [2, 3], [0, 2, 3]
+        groups = [dist.new_group(ranks, timeout=timedelta(seconds=60)) for ranks in members]
+        self.trainers, self.samplers, self.transfer = groups
+        # Lower the limit only now, because a rank may need more time to join a group. Rank 2
+        # keeps its long limit, so its call ends with the time-out of rank 0.
+        set_timeout = getattr(dist, "set_timeout", None)
+        set_timeout = set_timeout or dist.distributed_c10d._set_pg_timeout  # older releases
+        for ranks, group in zip(members, groups, strict=True):
+            if hangs and self.rank in ranks and self.rank != 2:
+                set_timeout(timedelta(seconds=3), group)
 
     def gather(self, bucket: int) -> torch.Tensor:
         self.log.append(f"the all-gather of bucket {bucket}")

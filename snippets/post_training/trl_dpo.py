@@ -91,8 +91,8 @@ def draw_pairs() -> dict[str, list[str]]:
 def weights_by_trl(pairs: dict[str, list[str]], tokenizer, **settings):
     """Two steps of SGD by DPOTrainer.
 
-    Returns the weights, both losses, the mean margins of both steps, and how often the reference
-    model ran before the training and in the training.
+    Returns the weights, the losses and the mean margins of both steps, and how often the
+    reference model ran before the training and in the training.
     """
     reference, passes = LlamaForCausalLM.from_pretrained("reference"), []
     reference.register_forward_hook(lambda *_: passes.append(1))

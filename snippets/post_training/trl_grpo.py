@@ -10,6 +10,7 @@ close brackets.
 Needs: pip install trl
 """
 
+import itertools
 import logging
 import os
 import sys
@@ -275,11 +276,20 @@ def right_answer(prompt: str) -> list[int]:
     return [TOKENS.index(c) + CLOSING - OPENING for c in reversed(prompt)] + [END]
 
 
+@torch.no_grad()
+def close_probability(policy, length: int) -> float:
+    """The mean probability that the policy closes all brackets and then ends."""
+    rows = itertools.product((OPENING, OPENING + 1), repeat=length)
+    prompts = torch.tensor(list(rows))
+    right = F.pad(prompts.flip(1) + (CLOSING - OPENING), (0, 1), value=END)
+    return float(answer_log_probs(policy, prompts, right).sum(1).exp().mean())
+
+
 def learn(tokenizer: PreTrainedTokenizerFast, seed: int, length: int = 2) -> tuple[list, dict]:
     """TRL samples and trains for 60 optimizer steps.
 
     Returns the mean reward of each batch, and the number of answers in which the reward
-    function sees an END.
+    function sees an END. Also tests the policy without any reward function.
     """
     steps, rng = 60, torch.Generator().manual_seed(seed)
     policy = LlamaForCausalLM.from_pretrained("reference")
@@ -319,7 +329,9 @@ def learn(tokenizer: PreTrainedTokenizerFast, seed: int, length: int = 2) -> tup
         processing_class=tokenizer,
     )
     # --8<-- [end:reward]
+    start = close_probability(policy, length)
     run(trainer)
+    assert close_probability(policy, length) > max(0.9, start + 0.3), "the policy must learn"
     return [log["reward"] for log in trainer.state.log_history if "reward" in log], ends
 
 
@@ -341,6 +353,7 @@ def main() -> None:
         means = [sum(rewards[i : i + 10]) / 10 for i in (0, 10, 20)]
         print(f"seed {seed}:   " + "   ".join(f"≈{mean:.2f}" for mean in means))
         assert means[2] > means[0] + 0.3, "TRL did not improve the reward"
+        assert abs(sum(means) * 10 - sum(rewards)) < 1e-6, "all batches must be in the means"
         assert ends["completions"] == 0 and ends["completion_ids"] > 0.9 * len(rewards) * 128
     print(f"answers with an END in completion_ids: ≈{ends['completion_ids']}")
     print(f"answers with an END in completions:     {ends['completions']}")

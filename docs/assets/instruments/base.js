@@ -89,6 +89,7 @@ export const drawing = caption => {
     reveal()
   }
   svg.addEventListener("pointerleave", event => event.pointerType === "mouse" && leave())
+  svg.addEventListener("pointercancel", leave) // the finger scrolls the page
   document.addEventListener("pointerdown", event => at >= 0 && !svg.contains(event.target) && leave())
   svg.addEventListener("focus", () => svg.matches(":focus-visible") && reveal(all()[0]))
   svg.addEventListener("blur", leave)
@@ -330,6 +331,10 @@ export const instrument = (place, { controls, presets = [], show, output, bar, d
           })))
     }
   }
+  // A touch that scrolls the page changes no slider.
+  let before
+  place.addEventListener("pointerdown", ({ target }) => { before = target.type === "range" && { ...state } })
+  place.addEventListener("pointercancel", () => before && change(before))
   Object.assign(state, resolve((name, state) => asked.has(name) ? read(name, asked.get(name), state) : undefined))
   const begin = defaults()
   more.open = controls.some(({ name, main, at }) => !main && !at && state[name] !== begin[name])
@@ -341,7 +346,13 @@ export const instrument = (place, { controls, presets = [], show, output, bar, d
     width = place.clientWidth
     again()
   }).observe(place)
-  if (!small) new ResizeObserver(() => place.style.setProperty("--tall", `${output.stage.offsetHeight}px`)).observe(output.stage)
+  // On a phone, the picture and the sentence stay in view together only if half of the window is left for the controls.
+  const fit = new ResizeObserver(() => {
+    const tall = output.stage.offsetHeight
+    place.style.setProperty("--tall", `${tall}px`)
+    status.style.position = Math.min(tall, 0.44 * innerHeight) + status.offsetHeight + 48 > innerHeight / 2 ? "static" : ""
+  })
+  if (!small) for (const each of [output.stage, status]) fit.observe(each)
   new MutationObserver(again).observe(document.body, { attributeFilter: ["data-md-color-scheme"] })
   if (gallery) move(place, made, controls, demo)
   place.dataset.ready = ""

@@ -255,13 +255,19 @@ const layout = (algorithm, n, g) => {
   return places.map(([x, y]) => [leaves > 1 ? x / (leaves - 1) : 0.5, y / deepest])
 }
 
+const done = collective => ({
+  "all-reduce": "Every rank has the sum of every chunk.", "reduce-scatter": "Rank r has the sum of chunk r.",
+  "all-gather": "Every rank has the chunk of every rank.", "all-to-all": "Rank r has piece r of every rank.",
+  "broadcast": "Every rank has the data of rank 0.",
+})[collective]
+
 // The picture of `state`, `part` of the way into its next step.
 const draw = (svg, width, state, part) => {
   const { collective, algorithm, ranks: n, node: g, step } = state
   const steps = plan(collective, algorithm, n, g), states = play(collective, n, steps)
   const now = states[step], next = steps[step] ?? []
   const aside = width >= 560, mapWidth = aside ? Math.min(240, width * 0.32) : width - 8
-  const left = 26, pitch = Math.min(100, Math.floor((width - left - (aside ? mapWidth + 24 : 0)) / n))
+  const left = 34, pitch = Math.min(100, Math.floor((width - left - (aside ? mapWidth + 24 : 0)) / n))
   const row = Math.max(15, Math.min(26, pitch - 2, 300 / n)), gap = pitch > 30 ? 8 : 2
   const cell = pitch - gap, tall = row - 2
   const mapTop = aside ? 30 : 8, mapHeight = aside ? Math.min(240, n * row + 110) : 104
@@ -312,7 +318,9 @@ const draw = (svg, width, state, part) => {
   for (const first of g < n ? range(0, n, g) : []) {
     put("rect", { x: x(first) - gap / 2 - 0.5, y: top - 22, width: g * pitch - 1, height: bottom - top + 22, rx: 4, class: "node" })
   }
-  upTo(n).forEach(rank => put("text", { x: x(rank) + cell / 2, y: top - 7 }, rank))
+  upTo(n).forEach(rank => put("text", { x: x(rank) + cell / 2, y: top - 7 }, pitch > 46 ? `rank ${rank}` : rank))
+  if (!next.length) put("text", { x: (left + x(n) - gap) / 2, y: top - 34, class: "chosen" }, done(collective))
+  if (!shuffled) put("text", { x: 0, y: top - 7, class: "start soft" }, "chunk")
   if (!shuffled) upTo(n).forEach(c => put("text", { x: left - 6, y: top + c * row + tall / 2 + 4, class: "end soft" }, c))
   for (const [from, to] of next) { // who sends to whom
     const [a, b] = [x(from) + cell / 2, x(to) + cell / 2]
@@ -391,12 +399,6 @@ export const start = place => {
       `--node ${state.node}`, `--size ${inBytes(state.size).replace(" ", "")}`, `--alpha ${state.alpha}`, `--rate ${state.rate}`,
       `--far-alpha ${state["far-alpha"]}`, `--far-rate ${state["far-rate"]}`, `--step ${step}`].join(" ")
   }
-  const done = collective => ({
-    "all-reduce": "Every rank has the sum of every chunk.", "reduce-scatter": "Rank r has the sum of chunk r.",
-    "all-gather": "Every rank has the chunk of every rank.", "all-to-all": "Rank r has piece r of every rank.",
-    "broadcast": "Every rank has the data of rank 0.",
-  })[collective]
-
   const made = instrument(place, { controls, presets, show, output, bar })
   const { state } = made
   player(place, bar, "step", made, () => plan(state.collective, state.algorithm, state.ranks, state.node).length,

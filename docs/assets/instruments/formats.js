@@ -332,9 +332,9 @@ export const start = place => {
     tell(`${said.number} is stored as ${said.stored} in ${LABELS[name]}, with a relative error of ${said.lost}. The sum of ${times} such number${times === 1 ? "" : "s"} is ${said.sum}, and the exact sum is ${said.exact}.${stalls}${block ? ` The block has ${said.block}.` : ""}`)
     svg.setAttribute("aria-label", `${said.stored} on a line between its neighbours ${said.below} and ${said.above}, and the sum of ${times} terms, which ends at ${said.sum}. The exact sum ends at ${said.exact}.`)
     const each = name in BLOCKS ? " of an element" : ""
-    list([[`largest number${each}`, said.largest], [`smallest normal number${each}`, said.smallest], [`step above 1${each}`, said["above one"]],
+    list([[`largest number${each}`, said.largest], [`smallest normal number${each}`, said.smallest], [`step from 1 to the next larger number${each}`, said["above one"]],
       ["stored number", said.stored], ["relative error", said.lost], ["bits", said.bits], ["value of the bits", said.says],
-      ["scale", said.scale], ["neighbours", `below ${said.below}, above ${said.above}`], ["block", said.block],
+      ["scale", said.scale === "2^0" ? "2^0 = 1" : said.scale], ["neighbours", `below ${said.below}, above ${said.above}`], ...block ? [["block", said.block]] : [],
       [`sum of ${times} terms`, said.sum], ["exact sum", said.exact], ["sum stops", said.still], ["step at the end of the sum", said.spacing]])
     compare(Object.fromEntries(Object.entries(said.others).map(([other, [value, error, total, stops]]) =>
       [LABELS[other], [value, error, total, stops.replace(/after | terms/g, "").replace("no", "–")]])), LABELS[name])

@@ -98,7 +98,7 @@ export const controls = [
     options: state => [1, 2, 4].filter(virtual => virtual === 1 ||
       allowed(state, { pp: state.pp, micro_batches: state["micro-batches"], virtual })) },
   { name: "zero", label: "sharded over the data-parallel ranks", options: () => upTo(4), first: 1, main: true,
-    text: zero => ["nothing (DDP)", "optimizer state (ZeRO-1)", "and gradients (ZeRO-2)", "everything (ZeRO-3, FSDP)"][zero] },
+    text: zero => ["nothing (DDP)", "optimizer state (ZeRO-1)", "optimizer state, gradients (ZeRO-2)", "everything (ZeRO-3, FSDP)"][zero] },
   { name: "recompute", label: "recomputed in the backward pass", options: () => Object.keys(AGAIN), first: "no",
     text: value => ({ no: "nothing", mlp: "MLPs", yes: "every layer" })[value] },
   { name: "gradients", label: "format of the gradients", options: () => Object.keys(BYTES), first: "fp32" },
@@ -173,7 +173,7 @@ export const start = place => {
       }
       const longest = Math.max(size, ...totals)
       bars(svg, widthOf(place), every.map((parts, i) => [`stage ${i}`, inBytes(totals[i]), parts]), longest, inBytes,
-        [[room * size, `limit: ${Math.round(100 * room)}%\u00a0`, "end dashed"], [size, `\u00a0${inBytes(size)}`, size < 0.8 * longest ? "start" : ""]])
+        [[room * size, `limit: ${inBytes(room * size)}\u00a0`, "end dashed"], [size, `\u00a0${inBytes(size)}`, size < 0.8 * longest ? "start" : ""]])
       svg.setAttribute("aria-label", `A bar for each of ${every.length} stages, cut into its parts, and a line at the GPU's memory. Their lengths from stage 0 on: ${said.stages}.`)
       list(known)
       others(needs)

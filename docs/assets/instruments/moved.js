@@ -1,9 +1,9 @@
 import { still } from "./base.js"
 
 // Something drawn with data-drag="name" follows the pointer. move(name, x, began) gets the x of the pointer in
-// the drawing, and the x at which the drag began.
-export const draggable = (svg, move) => {
-  let held, began
+// the drawing, and the x at which the drag began. If the finger scrolls the page, the state is as it was before.
+export const draggable = (svg, { state, change }, move) => {
+  let held, began, before
   const along = event => new DOMPoint(event.clientX, event.clientY).matrixTransform(svg.getScreenCTM().inverse()).x
   svg.addEventListener("pointerdown", event => {
     held = event.target.dataset.drag
@@ -11,9 +11,11 @@ export const draggable = (svg, move) => {
     event.preventDefault()
     svg.setPointerCapture(event.pointerId)
     began = along(event)
+    before = { ...state }
     move(held, began, began)
   })
   svg.addEventListener("pointermove", event => { if (held) move(held, along(event), began) })
+  svg.addEventListener("pointercancel", () => held && change(before))
   for (const end of ["pointerup", "pointercancel"]) svg.addEventListener(end, () => { held = undefined })
 }
 

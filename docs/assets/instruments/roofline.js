@@ -32,6 +32,11 @@ export const points = (s, b, c, m, n) => {
 const least = ([flops, moved], gpu) => Math.max(flops / gpu.flops, moved / gpu.bandwidth)
 const weightBytes = s => 2 * (products(s) + (s.tied ? 0 : s.hidden * s.vocabulary))
 const fitting = (s, c, gpu) => Math.max(0, Math.floor((gpu.memory_gib * 2 ** 30 - weightBytes(s)) / (c * cacheBytes(s))))
+// The smallest batch for which arithmetic limits decode, or nothing.
+const crossing = (s, c, gpu) => {
+  const gain = (2 * products(s) + scores(s, 1, c)) / (gpu.flops / gpu.bandwidth) - c * cacheBytes(s)
+  return gain > 0 && Math.floor(2 * products(s) / gain) + 1
+}
 const ceilingOf = (s, c) => (2 * products(s) + scores(s, 1, c)) / (c * cacheBytes(s))
 
 // ---- what is said
@@ -57,6 +62,7 @@ export const facts = (gpu, model, point, b, c, m, n) => {
     "least": others[point][2], "rate": others[point][1],
     "share": `${digits(100 * (flops / least(at[point], device) / device.flops))}%`,
     "tokens": digits(b / least(at.decode, device)), "ceiling": digits(ceilingOf(s, c)),
+    "crossing": crossing(s, c, device) ? `${crossing(s, c, device)} or more sequences` : "no batch size",
     "held": `${inBytes(held)} of ${device.memory_gib} GiB${tooMuch ? ", too much" : ""}`,
     "fits": `${fitting(s, c, device)} sequences`,
     others,
@@ -116,6 +122,11 @@ const draw = (svg, width, state, said) => {
     put(LEFT - 5, y(rate) + 4, "end soft", Number((rate / 1e12).toPrecision(1)).toLocaleString("en"))
   }
   put(width - 2, height - 4, "end soft", "FLOPs per byte")
+  for (const [at, kind, words] of width < 500 ? [[4, "", "b = 1 to 1,024"], [128, " late", "memory full"]]
+    : [[4, "", "decode and prefill, b = 1 to 1,024"], [250, " late", "more than the memory"]]) {
+    out.push(`<path d="M${at} ${height - 8}h22" class="trail${kind}"/>`)
+    put(at + 30, height - 4, "start soft", words)
+  }
   put(0, 12, "start soft", "TFLOP/s")
   put((Math.max(LEFT, 60) + middle) / 2, 20, "", width < 500 ? "limited by memory" : "← limited by memory")
   put((middle + width) / 2, 20, "", width < 500 ? "by arithmetic" : "limited by arithmetic →")
@@ -150,6 +161,7 @@ const draw = (svg, width, state, said) => {
   }
   // labels: on the slope to the right of their points, from the top down; under the flat roof in steps
   let above = -99, step = 0
+  const texts = [] // above all lines
   const handles = []
   const sorted = Object.entries(pointsOf(state)).map(([name, [flops, moved]]) => [name, flops / moved]).sort((a, b) => b[1] - a[1])
   for (const [name, intensity] of sorted) {
@@ -158,15 +170,17 @@ const draw = (svg, width, state, said) => {
     above = Math.max(above, low)
     const end = flat && at > width - 100, from = flat ? at + (end ? -4 : 4) : at + 22
     const fits = words => end ? from - 7 * words.length > LEFT + 60 : from + 7 * words.length < (flat || low < foot - 44 ? width : middle)
-    const words = chosen && [`${name}: ${said.rate}`, `${name}: ${said.rate.split(" ")[0]}`].find(fits) || name
-    if (flat) out.push(`<path d="M${at.toFixed(1)} ${up.toFixed(1)}V${(low - 2).toFixed(1)}" class="line"/>`)
-    else if (low > up + 8) out.push(`<path d="M${at.toFixed(1)} ${up.toFixed(1)}L${(from - 2).toFixed(1)} ${(low - 4).toFixed(1)}" class="line"/>`)
-    put(from, low, `${end ? "end" : "start"} halo ${chosen ? "chosen" : "soft"}`, words)
+    const whole = `${name}: ${said.rate}`, words = !chosen ? [name] : fits(whole) ? [whole] : [`${name}:`, said.rate]
+    if (flat) out.push(`<path d="M${at.toFixed(1)} ${up.toFixed(1)}V${(low - 2).toFixed(1)}" class="thin"/>`)
+    else if (low > up + 8) out.push(`<path d="M${at.toFixed(1)} ${up.toFixed(1)}L${(from - 2).toFixed(1)} ${(low - 4).toFixed(1)}" class="thin"/>`)
+    words.forEach((line, i) => texts.push([from, low + 14 * i, `${end ? "end" : "start"} halo ${chosen ? "chosen" : "soft"}`, line]))
+    if (words[1]) [step, above] = [step + 1, above + 14]
     const [cx, cy] = [at, up].map(v => v.toFixed(1)), what = said.others[name]
     handles.push(`<circle cx="${cx}" cy="${cy}" r="${moves ? chosen ? 8 : 6 : 4}" class="${moves ? "handle" : "bar"}"/>`)
     if (moves && chosen) handles.push(`<path d="M${(at - 12).toFixed(1)} ${(up - 5).toFixed(1)}l-6 5 6 5zM${(at + 12).toFixed(1)} ${(up - 5).toFixed(1)}l6 5-6 5z" class="op-B"/>`)
     handles.push(`<circle cx="${cx}" cy="${cy}" r="18" class="grip" data-tip="${name}: ${what[0]} FLOPs per byte, at most ${what[1]}, at least ${what[2]}"${moves ? ` data-drag="${name}"` : ""}/>`)
   }
+  for (const each of texts) put(...each)
   // the selected point is on top
   fill(svg, width, height, out.join("") + handles.sort((a, b) => a.includes(`"${state.point}"`) - b.includes(`"${state.point}"`)).join(""))
 }
@@ -180,17 +194,17 @@ export const start = place => {
     const { gpu, model, point, batch } = state, sequences = `${batch} sequence${batch === 1 ? "" : "s"}`
     const size = { batch: sequences, context: `${state.context} tokens in each sequence`, tokens: `${state.tokens} rows` }[SIZE[point]]
     draw(svg, widthOf(place), state, said)
-    const never = Number(said.ceiling) < Number(said.ridge), which = `${said.bound === "memory" ? "Memory" : "Arithmetic"} limits ${point}`
+    const never = said.crossing === "no batch size", which = `${said.bound === "memory" ? "Memory" : "Arithmetic"} limits ${point}`
     const each = `${state.context} tokens in each sequence`, fast = `at most ${said.tokens} tokens/s`
     const needs = `Weights and caches need ${said.held}.`
     tell(point !== "decode" ? `${which}${size ? ` with ${size}` : ""}: it computes ${said.intensity} FLOPs per byte, and the ridge is ${said.ridge}. It needs at least ${said.least}, and computes at most ${said.rate}.`
       : never ? `Memory limits decode at any batch size: with ${each}, it computes at most ${said.ceiling} FLOPs per byte, and the ridge is ${said.ridge}. With ${sequences}, it computes ${said.intensity}, and generates ${fast}. ${needs}`
-        : `${which} with ${sequences} and ${each}: it computes ${said.intensity} FLOPs per byte. The ridge is ${said.ridge}, and a larger batch can reach ${said.ceiling}. It generates ${fast}. ${needs}`)
+        : `${which} with ${sequences} and ${each}: it computes ${said.intensity} FLOPs per byte. The ridge is ${said.ridge}. Arithmetic limits decode with ${said.crossing}. Now it generates ${fast}. ${needs}`)
     svg.setAttribute("aria-label", `The roof of ${gpuName(gpu)}: a slope to ${said.ridge} FLOPs per byte, then level. On it: ${
       Object.entries(said.others).map(([name, [intensity]]) => `${name} at ${intensity}`).join(", ")}.`)
     list([["FLOPs and bytes", `${said.flops}, ${said.bytes}`], ["arithmetic intensity", `${said.intensity} FLOP/byte`], ["ridge of the GPU", `${said.ridge} FLOP/byte`],
       ["limited by", said.bound], ["shortest possible time", said.least], ["highest possible speed", `${said.rate}, ${said.share} of the peak`],
-      ["fastest decode", `${said.tokens} tokens/s`], ["limit of decode for any batch", `${said.ceiling} FLOP/byte`], ["weights and caches", said.held],
+      ["fastest decode", `${said.tokens} tokens/s`], ["limit of decode for any batch", `${said.ceiling} FLOP/byte`], ["arithmetic limits decode with", said.crossing], ["weights and caches", said.held],
       ["the memory is enough for", said.fits]])
     compare(Object.fromEntries(Object.entries(said.others).map(([name, [intensity, rate, time]]) =>
       [name, [intensity, rate.replace(" TFLOP/s", ""), time]])), point)
@@ -237,7 +251,7 @@ export const start = place => {
   }
   made.pause = stop
 
-  draggable(svg, (name, at) => {
+  draggable(svg, made, (name, at) => {
     stop()
     const size = SIZE[name], along = across(widthOf(place))
     const { options } = controls.find(each => each.name === size)

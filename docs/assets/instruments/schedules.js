@@ -96,6 +96,8 @@ const whyNot = (name, p, m) => {
   if (name === "zb-v" && m < 2 * p - 1) return "needs at least 2p−1 micro-batches"
   if (name === "dualpipe-v" && m < 2 * p) return "needs at least 2p micro-batches"
 }
+// The same reason with its numbers: 2p−1 becomes 2p−1 = 15.
+const inNumbers = (reason, p) => reason.replace(/2p−1|2p|p(?= micro)/, size => `${size} = ${{ "2p−1": 2 * p - 1, "2p": 2 * p, p }[size]}`)
 const chunks = (name, v) => name === "interleaved" ? v : /^v-|-v$/.test(name) ? 2 : 1
 const cutOf = ops => new Set(ops.filter(([kind]) => kind === "W").map(([, ...where]) => where.join()))
 
@@ -215,7 +217,7 @@ const oneTo = n => upTo(n).map(i => i + 1)
 const timesOf = name => ({ name, options: () => oneTo(30), first: 10, text: ms, slider: true })
 export const controls = [
   { name: "schedule", label: "schedule", options: () => NAMES, first: "1f1b", main: true, text: name => LABELS[name] },
-  { name: "ranks", label: "number of ranks, p", options: () => [2, 3, 4, 5, 6, 7, 8], first: 4, slider: true, main: true },
+  { name: "ranks", label: "number of ranks (pipeline stages), p", options: () => [2, 3, 4, 5, 6, 7, 8], first: 4, slider: true, main: true },
   { name: "micro-batches", label: "number of micro-batches, m", first: 8, slider: true, main: true,
     options: ({ schedule, ranks }) => oneTo(24).filter(m => !whyNot(schedule, ranks, m)) },
   { name: "other", label: "second schedule, to compare", first: "zb-v", main: true, text: name => LABELS[name],
@@ -254,17 +256,39 @@ const draw = (svg, width, state) => {
   const panels = names.map(name => ({ name, spans: timeline(name, ...times), count: chunks(name, state.chunks) }))
   const lengths = panels.map(({ spans, count }) => endOf(spans) / (10 * count)), longest = Math.max(...lengths)
   const narrow = width < 480, left = narrow ? 52 : 86, across = width - left - 2
-  const high = (narrow ? 0.45 : 0.6) * innerHeight - (narrow ? 130 : 64) - 22 * names.length, least = narrow ? 26 : 19
-  const row = Math.max(least, Math.min(42, Math.floor(high / (p * names.length)))) // on a phone, a finger needs 24 pixels
-  const bar = Math.round(row * 0.58), area = row - bar - 4
+  // On a phone, a finger needs 24 pixels for a handle. The second schedule has none, so its rows can be lower.
+  const high = (narrow ? 0.36 : 0.6) * innerHeight - (narrow ? 34 : 64) - 22 * names.length - (missing(state) ? 20 : 0)
+  const tallest = Math.max(narrow ? 24 : 19, Math.min(42, Math.floor(high / (p * names.length))))
+  const heights = [tallest, narrow ? Math.max(12, Math.min(tallest, Math.floor(high / p) - tallest)) : tallest]
   const x = time => left + time / longest * across
   const most = Math.max(...panels.map(({ spans, count }) => Math.max(...spans.map(rank => Math.max(...live(rank)))) / count))
-  const out = [], kinds = new Set()
-  let top = 2
+  const out = [], kinds = new Set(panels.flatMap(({ spans }) => spans.flat().map(([[kind]]) => kind)))
+  const later = panels.some(({ count }) => count > 1)
+
+  // On a phone, the legend comes first, because only the lower part of the picture stays in view.
+  let line = 0
+  const legend = () => {
+    let from = 0
+    for (const [look, words] of [["op-F", "forward"], ["op-B", kinds.has("W") ? narrow ? "backward, B" : "backward (only the part B where W is separate)" : "backward"],
+      ...kinds.has("W") ? [["op-W", "weight gradients, W"]] : [], ...later ? [["op-F later", narrow ? "lighter: later chunk" : "lighter: a later chunk of the rank"]] : [],
+      ["live", narrow ? "micro-batches held" : "micro-batches that the rank holds"], ["pace", narrow ? "drag ‹×1›: slower rank" : "time of a rank: drag ‹×1› sideways"]]) {
+      const wide = 28 + 5.8 * words.length
+      if (from && from + wide > width) [from, line] = [0, line + 16]
+      out.push(`<rect x="${from + 1}" y="${line}" width="12" height="10" class="${look}"/>`,
+        `<text x="${from + 17}" y="${line + 9}" class="start soft">${words}</text>`)
+      from += wide
+    }
+  }
+  if (narrow) legend()
+  const begins = narrow ? line + 18 : 2
+  let top = begins
   panels.forEach(({ name, spans, count }, panel) => {
     const at = ticks => x(ticks / (10 * count)), round = ticks => digits(ticks / (10 * count))
     out.push(`<text x="0" y="${top + 11}" class="start title">${LABELS[name]}: ${inSeconds(lengths[panel] / 1e3)}, ${percent(...shareIdle(spans))} idle</text>`)
     top += 18
+    const row = heights[panel], bar = Math.round(row * 0.58), area = row - bar - (row < 20 ? 2 : 4)
+    // all operations of a kind have a number, or none
+    const small = new Set(spans.flat().filter(([[, micro], begin, end]) => at(end) - at(begin) <= 8 + 6 * (micro > 9)).map(([[kind]]) => kind))
     spans.forEach((rank, r) => {
       const floor = top + bar + area, middle = top + bar / 2 + 4, slow = state[`rank-${r}`] / 10
       out.push(`<text x="0" y="${middle}" class="start soft">${narrow ? r : `rank ${r}`}</text>`,
@@ -278,9 +302,8 @@ const draw = (svg, width, state) => {
       rank.forEach(([[kind, micro, stage], begin, finish], i) => {
         const [from, wide] = [at(begin), at(finish) - at(begin)]
         const tone = 1 - 0.35 * Math.floor(stage / p) / Math.max(1, count - 1)
-        kinds.add(kind)
-        out.push(`<rect x="${from.toFixed(2)}" y="${top}" width="${Math.max(0.5, wide - 0.7).toFixed(2)}" height="${bar - 2}" class="op-${kind}" opacity="${tone.toFixed(2)}" data-from="${begin / (10 * count)}" data-to="${finish / (10 * count)}" data-tip="${LABELS[name]}, rank ${r}, ${KINDS[kind]} of micro-batch ${micro}${count > 1 ? `, stage ${stage}` : ""}: ${round(begin)} to ${round(finish)} ms"/>`)
-        if (wide > 8 + 6 * (micro > 9) && bar > 12) out.push(`<text x="${(from + wide / 2).toFixed(2)}" y="${top + bar / 2 + 3}" class="on">${micro}</text>`)
+        out.push(`<rect x="${from.toFixed(2)}" y="${top}" width="${Math.max(0.5, wide - 0.7).toFixed(2)}" height="${bar - 2}" class="op-${kind}" opacity="${tone.toFixed(2)}" data-from="${begin / (10 * count)}" data-to="${finish / (10 * count)}" data-tip="${LABELS[name]}, rank ${r}, ${KINDS[kind]} of micro-batch ${micro}${count > 1 ? `, chunk ${stage}` : ""}: ${round(begin)} to ${round(finish)} ms"/>`)
+        if (!small.has(kind) && bar > 12) out.push(`<text x="${(from + wide / 2).toFixed(2)}" y="${top + bar / 2 + 3}" class="on">${micro}</text>`)
         path += `H${at(kind === "F" ? begin : finish).toFixed(2)}V${(floor - held[i] / count / most * (area - 1)).toFixed(2)}`
       })
       out.push(`<path d="${path}H${at(endOf(spans)).toFixed(2)}V${floor}Z" class="live"/>`)
@@ -290,33 +313,24 @@ const draw = (svg, width, state) => {
     top += 4
   })
   if (missing(state)) {
-    out.push(`<text x="0" y="${top + 11}" class="start title">${LABELS[state.other]} ${missing(state)}</text>`)
+    out.push(`<text x="0" y="${top + 11}" class="start title">${LABELS[state.other]} ${inNumbers(missing(state), p)}</text>`)
     top += 20
   }
   const step = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000].find(each => longest / each <= across / 60) ?? 5000
   for (let time = 0; time <= longest; time += step) {
     out.push(`<text x="${x(time).toFixed(1)}" y="${top + 10}" class="${time ? "end" : "start"} soft">${time}${time ? "" : " ms"}</text>`)
   }
-  const later = panels.some(({ count }) => count > 1)
-  let from = 0, line = top + 20
-  for (const [look, words] of [["op-F", "forward"], ["op-B", kinds.has("W") ? "backward (only the part B where W is separate)" : "backward"],
-    ...kinds.has("W") ? [["op-W", "weight gradients, W"]] : [], ...later ? [["op-F later", "lighter: a later chunk of the rank"]] : [],
-    ["live", "micro-batches that the rank holds"], ["pace", "time of a rank: drag ‹×1› sideways"]]) {
-    const wide = 28 + 5.8 * words.length
-    if (from && from + wide > width) [from, line] = [0, line + 16]
-    out.push(`<rect x="${from + 1}" y="${line}" width="12" height="10" class="${look}"/>`,
-      `<text x="${from + 17}" y="${line + 9}" class="start soft">${words}</text>`)
-    from += wide
-  }
-  out.push(`<path d="M0 0V${top}" class="cursor"/>`)
-  fill(svg, width, line + 14, out.join(""))
-  const cursor = svg.querySelector(".cursor"), ops = [...svg.querySelectorAll("[data-from]")]
+  out.push(`<path d="M0 ${begins}V${top}" class="cursor"/>`)
+  line = top + 20
+  if (!narrow) legend()
+  fill(svg, width, narrow ? top + 14 : line + 14, out.join(""))
+  const cursor = svg.querySelector(".cursor"), shapes = [...svg.querySelectorAll("[data-from]")]
     .map(shape => [shape, Number(shape.dataset.from), Number(shape.dataset.to)])
   return part => {
     const time = part * longest
     cursor.setAttribute("transform", `translate(${x(time).toFixed(1)} 0)`)
     cursor.style.display = part < 1 ? "" : "none"
-    for (const [shape, begin, end] of ops) shape.classList.toggle("now", part < 1 && begin <= time && time < end)
+    for (const [shape, begin, end] of shapes) shape.classList.toggle("now", part < 1 && begin <= time && time < end)
   }
 }
 
@@ -332,7 +346,7 @@ export const start = place => {
       drawn = key
       said = facts(...times)
       move = draw(svg, widthOf(place), state)
-      compare(Object.fromEntries(Object.entries(said.others).map(([name, cells]) => [LABELS[name], cells])),
+      compare(Object.fromEntries(Object.entries(said.others).map(([name, cells]) => [LABELS[name], cells.length > 1 ? cells : [inNumbers(cells[0], ranks)]])),
         LABELS[schedule], LABELS[said.shortest], 0, "shortest")
     }
     move(at / PARTS)
@@ -342,7 +356,7 @@ export const start = place => {
     tell(now ? `After ${now.time}, ${busy} are computing.` : whole)
     svg.setAttribute("aria-label", `The operations of ${ranks} ranks on a time axis, and under each rank how many micro-batches it holds. ${whole} ${now ? `The cursor is at ${now.time}. From rank 0 on, the operations of ${LABELS[schedule]} are ${now.ranks[0]}.` : `From rank 0 on, the largest numbers of micro-batches that the ranks hold with ${LABELS[schedule]} are ${said.live}.`}`)
     list([["time of a step", said.time], ["idle time (bubble)", said.bubble], ["bubble by the formula", said.formula],
-      ["most micro-batches held, from rank 0 on", said.live],
+      [`most micro-batches held by rank ${upTo(ranks).join(", ")}`, said.live],
       ...now ? names.map((name, i) => [`operations at the cursor, ${LABELS[name]}, from rank 0 on`, now.ranks[i]]) : []])
     return ["python pipeline_times.py", `--schedule ${schedule}`, ...names[1] ? [`--other ${names[1]}`] : [],
       `--ranks ${ranks}`, `--micro-batches ${state["micro-batches"]}`,
@@ -353,7 +367,7 @@ export const start = place => {
   const { state, change } = made
   player(place, bar, "at", made, () => PARTS, part => move((state.at + part) / PARTS))
   let first
-  draggable(svg, (name, x, began) => { // twelve pixels are a tenth
+  draggable(svg, made, (name, x, began) => { // twelve pixels are a tenth
     if (x === began) first = state[name]
     const pace = Math.max(5, Math.min(20, first + Math.round((x - began) / 12)))
     if (pace !== state[name]) change({ [name]: pace })

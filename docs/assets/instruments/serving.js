@@ -139,7 +139,7 @@ const measured = (s, loads) => {
   return known[1]
 }
 
-// The single change after which most requests are in time, and their number.
+// The single change after which most requests are in time, and what is measured after it.
 const changes = ({ budget, slots, cache }) => [["twice the cache", { cache: 2 * cache }],
   !budget || 2 * slots <= budget ? ["twice the slots", { slots: 2 * slots }] : 0,
   budget && ["twice the token budget", { budget: 2 * budget }],
@@ -149,8 +149,8 @@ let best = ["", []]
 const bestChange = (s, kept) => {
   const key = JSON.stringify({ ...s, at: 0 })
   if (best[0] !== key) {
-    best = [key, changes(s).map(([name, change]) => [name, measure({ ...s, ...change }, s.rate).kept])
-      .reduce((most, each) => each[1] > most[1] ? each : most, ["none", kept])]
+    best = [key, changes(s).map(([name, change]) => [name, measure({ ...s, ...change }, s.rate)])
+      .reduce((most, each) => each[1].kept > most[1].kept ? each : most, ["none", { kept }])]
   }
   return best[1]
 }
@@ -170,7 +170,7 @@ export const facts = (s, loads) => {
     "kept": percent(mine.kept, s.requests),
     "again": `${mine.preempted} (${mine.again} tokens computed again)`,
     "waits": `${percent(mine.forBlocks, mine.clock)} for blocks, ${percent(mine.forSlot, mine.clock)} for a slot`,
-    "helps": helps + (helps === "none" ? "" : `: ${percent(after, s.requests)} in time`),
+    "helps": helps + (helps === "none" ? "" : `: ${percent(after.kept, s.requests)} in time, p99 of TTFT ${time(after.ttft99)}`),
     "moment": `${time(moment)} of ${time(mine.clock)}`,
     "now": `${waits} waiting, ${prefills} in prefill, ${now.running.length - prefills} in decode`,
     "blocks": `${blocks} of ${Math.floor(s.cache / s.block)}`,
@@ -367,14 +367,14 @@ export const start = async place => {
     draw(svg, second, widthOf(place), s, 0, brief)
     const [blocks, slot] = said.waits.split(", ").map(parseFloat), [half, most] = said.ttft.split(" and ")
     const limit = parseFloat(said.kept) >= 99 ? "Nothing limits the server."
-      : `${Math.max(blocks, slot) < 5 ? "The time of a step limits the server." : blocks > slot ? `The full cache limits the server: requests wait for blocks in ${blocks}% of the run.` : `The slots limit the server: requests wait for a slot in ${slot}% of the run.`}${
-        said.helps === "none" ? "" : ` A change that helps is ${said.helps}.`}`
+      : `${Math.max(blocks, slot) < 5 ? "The time of a step limits the server." : blocks > slot ? `The full cache limits the server: requests wait for it in ${blocks}% of the run.` : `The slots limit the server: requests wait for one in ${slot}% of the run.`}${
+        said.helps === "none" ? "" : ` The single change with the most requests in time is ${said.helps}.`}`
     tell(`With ${s.rate} requests per second, ${said.kept} of the requests are in time. First token: median ${half}, p99 ${most}. ${limit} At ${said.moment.split(" of ")[0]}: ${said.now}.`)
     svg.setAttribute("aria-label", `A row for each request shows when it waits, when its prompt is processed, and when its answer is generated. Requests now: ${said.now}. Below, the KV cache: ${said.blocks} blocks are taken. Then the waiting times of all requests: ${said.kept} of the requests are in time.`)
     second.setAttribute("aria-label", `Curves over the load. With ${s.rate} requests per second, the time to first token is ${said.ttft} (median and 99th percentile). Goodput is highest with ${said.best} requests per second.`)
     list([["in time", said.kept], ["throughput", said.throughput], ["TTFT, median and p99", said.ttft],
       ["longest gap, median and p99", said.gap], ["preemptions", said.again],
-      ["requests wait, part of the run", said.waits], ["most helpful change", said.helps],
+      ["requests wait, part of the run", said.waits], ["change with the most requests in time", said.helps],
       ["requests now", said.now], ["blocks taken", said.blocks], ["filled part of these blocks", said.filled]])
     compare(said.loads, String(s.rate), said.best, 4, "best")
     return ["python serving_load.py", ...Object.entries(s).map(([name, value]) => `--${name} ${value}`)].join(" ")
