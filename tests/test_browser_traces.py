@@ -61,6 +61,27 @@ def page(tab: Page) -> Iterator[Page]:
     assert not errors
 
 
+@pytest.fixture(scope="module")
+def phone(browser: Browser) -> Iterator[Page]:
+    """Yield a tab of a phone with a touch screen."""
+    size = {"width": 390, "height": 844}
+    context = browser.new_context(viewport=size, is_mobile=True, has_touch=True)
+    yield context.new_page()
+    context.close()
+
+
+def swipe(page: Page, start: tuple[float, float], dx: float, dy: float) -> None:
+    """Move a finger over the screen with real touch events."""
+    touch = page.context.new_cdp_session(page)
+    for step in range(8):
+        points = [{"x": start[0] + dx * step / 7, "y": start[1] + dy * step / 7}]
+        event = {"type": "touchMove" if step else "touchStart", "touchPoints": points}
+        touch.send("Input.dispatchTouchEvent", event)
+    page.wait_for_timeout(80)  # a finger that rests does not leave the page in motion
+    touch.send("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
+    touch.detach()
+
+
 def set_view(
     page: Page, width: int = 1440, colours: str = "light", media: str = "screen"
 ) -> None:
@@ -89,7 +110,7 @@ MARKS = """last => Array.from({ length: last }, (_, i) => {
   slider.dispatchEvent(new Event("input", { bubbles: true }))
   const marks = [...document.querySelectorAll(".tv-line")].flatMap(line =>
     [...line.querySelectorAll(".tv-chip")].map(chip => [Number(chip.textContent), Number(line.dataset.line)]))
-  const lanes = [...document.querySelectorAll(".tv-name")].map(each =>
+  const lanes = [...document.querySelectorAll(".tv-lanes .tv-name")].map(each =>
     [Number(each.querySelector(".tv-chip").textContent), Number(each.querySelector("b").textContent.replace("line ", ""))])
   return [marks.sort((a, b) => a[0] - b[0]), lanes]
 })"""
@@ -116,8 +137,9 @@ def test_positions_equal_the_trace(page: Page, site_url: str) -> None:
         last = trace["steps"][-1][0]
         found = page.evaluate(
             """async ([url, trace, last]) => {
-              const { positions } = await import(url)
-              return Array.from({ length: last }, (_, i) => positions(trace, i + 1))
+              const { model, stateAt } = await import(url), made = model(trace)
+              return Array.from({ length: last }, (_, i) =>
+                stateAt(made, i + 1).map(({ line, kind }) => line ? [line, kind] : null))
             }""",
             [page.url, trace, last],
         )
@@ -272,7 +294,7 @@ def test_a_click_on_an_arrow_shows_both_of_its_ends(page: Page, site_url: str) -
     page.get_by_role("button", name="Next message").click()
     send, receive = (trace["operations"][each] for each in trace["messages"][0])
     arrow = page.locator(".grab[data-message='0']")
-    arrow.dispatch_event("pointerdown")
+    arrow.dispatch_event("click")
     both = page.locator(".tv-both").inner_text()
     assert f"Rank {send['rank']} sends at line {send['line']}." in both
     assert f"Rank {receive['rank']} has the message at line {receive['line']}." in both
@@ -291,7 +313,7 @@ def test_a_click_on_an_arrow_shows_both_of_its_ends(page: Page, site_url: str) -
     pressed.press("Enter")
     assert page.locator(".tv-both").count() == 0
     # the marks disappear when the reader moves to a different tick
-    arrow.dispatch_event("pointerdown")
+    arrow.dispatch_event("click")
     assert page.locator(".tv-both").count() == 1
     page.get_by_role("button", name="Step back").click()
     assert page.locator(".tv-both, .tv-line[data-end]").count() == 0
@@ -300,7 +322,7 @@ def test_a_click_on_an_arrow_shows_both_of_its_ends(page: Page, site_url: str) -
 def test_a_click_on_a_collective_shows_all_of_its_parts(page: Page, site_url: str) -> None:
     open_trace(page, site_url, "naive")
     page.get_by_role("button", name="Next collective").click()
-    page.locator(".box[data-collective='0']").first.dispatch_event("pointerdown")
+    page.locator(".box[data-collective='0']").first.dispatch_event("click")
     rows = page.locator(".tv-both > div").all_inner_texts()
     assert len(rows) == 4
     contents = {re.search("with (mean .*)\\.", row)[1] for row in rows}
@@ -353,15 +375,108 @@ def test_a_program_without_a_failure_has_no_red_text(page: Page, site_url: str) 
 def test_dragging_in_the_lanes_moves_the_cursor(page: Page, site_url: str) -> None:
     open_trace(page, site_url, "ring_all_reduce")
     box = page.locator(".tv-lanes > svg").bounding_box()
-    page.mouse.move(box["x"] + 300, box["y"] + 5)
-    page.mouse.down()
+    page.mouse.click(box["x"] + 300, box["y"] + 5)
     first = tick(page)
+    page.mouse.down()
     page.mouse.move(box["x"] + 400, box["y"] + 5)
     page.mouse.up()
     assert 1 < first < tick(page)
     second = tick(page)
     page.mouse.move(box["x"] + 500, box["y"] + 5)
     assert tick(page) == second  # the button is not pressed any more
+
+
+def test_a_vertical_swipe_scrolls_and_changes_no_tick(phone: Page, site_url: str) -> None:
+    open_trace(phone, site_url, "one_f_one_b", "?tick=50")
+    middles = """all => all.map(each => each.getPointAtLength(each.getTotalLength() / 2))
+      .filter(each => each.x > 90 && each.x < 350).map(({ x, y }) => [x, y])"""
+    arrow = phone.locator(".tv-lanes .grab").evaluate_all(middles)[0]
+    for kind in ("bar", "arrow", "overview"):
+        phone.evaluate("scrollTo(0, 400)")
+        lanes = phone.locator(".tv-lanes > svg").bounding_box()
+        x, y = {"bar": (300, 25), "arrow": arrow, "overview": (300, -20)}[kind]
+        swipe(phone, (lanes["x"] + x, lanes["y"] + y), 5, -150)
+        phone.wait_for_function("scrollY > 460")
+        assert tick(phone) == 50, kind
+        assert phone.locator(".tv-both").count() == 0, kind
+    # a tap on the same arrow selects its message
+    phone.evaluate("scrollTo(0, 400)")
+    phone.touchscreen.tap(lanes["x"] + arrow[0], lanes["y"] + arrow[1])
+    assert phone.locator(".tv-both").count() == 1
+
+
+def test_a_tap_and_a_sideways_drag_move_the_cursor(phone: Page, site_url: str) -> None:
+    open_trace(phone, site_url, "one_f_one_b", "?tick=50")
+    phone.evaluate("scrollTo(0, 400)")
+    lanes = phone.locator(".tv-lanes > svg").bounding_box()
+    x, y = lanes["x"] + 300, lanes["y"] + 25
+    swipe(phone, (x, y), -60, 10)
+    assert tick(phone) not in (50, 1)
+    phone.touchscreen.tap(x, y)
+    assert tick(phone) > 50
+    before = tick(phone)
+    phone.touchscreen.tap(lanes["x"] + 30, y)  # the name of a rank
+    assert tick(phone) == before
+
+
+def test_a_tap_on_play_leaves_a_readable_button(phone: Page, site_url: str) -> None:
+    open_trace(phone, site_url, "one_f_one_b")
+    play = phone.locator(".tv-play")
+    colour = "e => getComputedStyle(e).backgroundColor"
+    before = play.evaluate(colour)
+    play.tap()
+    assert play.inner_text() == "Pause"
+    assert play.evaluate(colour) == before
+    play.tap()
+
+
+def test_a_phone_shows_the_lanes_above_the_variables(phone: Page, site_url: str) -> None:
+    open_trace(phone, site_url, "one_f_one_b", "?tick=60")
+    compact = phone.locator(".tv-compact svg")
+    assert not compact.is_visible()
+    phone.locator(".tv-variables table").evaluate("e => e.scrollIntoView({ block: 'center' })")
+    compact.wait_for()
+    places = (".tv-compact", ".tv-variables table tbody tr:last-child")
+    boxes = [phone.locator(each).bounding_box() for each in places]
+    assert boxes[0]["y"] + boxes[0]["height"] < boxes[1]["y"] < 844
+    names = [each.split() for each in compact.locator(".tv-name").all_inner_texts()]
+    steps = last_steps(read("one_f_one_b"), 60)
+    assert [int(each[2]) for each in names] == [step[3] for step in steps]
+    swipe(phone, (300, boxes[0]["y"] + 25), -60, 5)
+    assert tick(phone) != 60
+    # the buttons that show more lines of the source are large, and they do not cover the source
+    source = phone.locator(".tv-source").bounding_box()
+    phone.locator(".tv-source").evaluate("e => { e.scrollTop = 0 }")
+    buttons = phone.locator(".tv-away button")
+    buttons.first.wait_for()
+    for each in buttons.all():
+        box = each.bounding_box()
+        assert box["height"] >= 32 and box["y"] >= source["y"] + source["height"]
+
+
+def test_a_rank_in_a_shared_function_names_the_line_of_its_call(
+    page: Page, site_url: str
+) -> None:
+    trace = read("one_f_one_b")
+    open_trace(page, site_url, "one_f_one_b", "?tick=60")
+    names = page.locator(".tv-lanes .tv-name").all_inner_texts()
+    for rank, (name, step) in enumerate(zip(names, last_steps(trace, 60), strict=True)):
+        recorded = [s for s in trace["steps"] if s[1] == rank and s[0] <= 60 and s[2] == "line"]
+        inside = step[3] in (31, 32)  # `exchange` is called at seven lines
+        assert ("from line" in name) == inside
+        assert not inside or f"from line {recorded[-1][3]}" in name
+    assert "at line 32, called from line 88." in page.locator(".tv-now p").first.inner_text()
+    # autograd calls `gradient_ready`, so the last line before it is not the line of the call
+    open_trace(page, site_url, "mini_ddp")
+    assert "from line" not in page.locator(".tv-legend").text_content()
+
+
+def test_no_number_of_the_variables_is_broken(phone: Page, site_url: str) -> None:
+    open_trace(phone, site_url, "one_f_one_b", "?tick=60")
+    lines = "all => all.map(e => [e.getClientRects().length, e.textContent])"
+    parts = phone.locator(".tv-variables table td i").evaluate_all(lines)
+    assert [text for _, text in parts if "-9.848" in text][:1] == ["-9.848e-6"]
+    assert {count for count, _ in parts} == {1}
 
 
 @pytest.mark.parametrize("name", ["ring_all_reduce", "gpipe", "hooks", "send_deadlock"])

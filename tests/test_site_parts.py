@@ -604,6 +604,15 @@ def test_minified_modules_keep_their_strings_and_statements() -> None:
 // a comment
 const a = b => ({ ...b, text: "x  // y" }) // the end
 const c = `a  ${ [1, 2].map(each => `${ each } }`).join( " - " ) }  /* d */`
+const d = [
+  a,
+  { b }
+]
+  .map(each => {
+    each++
+    return each ?
+      1 : 2
+  })
 if (a / 2 > 1 && /["'`] +\\/[/ ]x/.test(c)) e = a - -1
 /* two
    lines */
@@ -614,6 +623,8 @@ export const f = (x, y) => x ** 2 + y % 3
         == """\
 const a=b=>({...b,text:"x  // y"})
 const c=`a  ${[1,2].map(each=>`${each} }`).join(" - ")}  /* d */`
+const d=[a,{b}].map(each=>{each++
+return each?1:2})
 if(a/2>1&&/["'`] +\\/[/ ]x/.test(c))e=a - -1
 export const f=(x,y)=>x**2+y%3
 """

@@ -136,7 +136,10 @@ def test_a_comment_links_to_the_page_of_a_trace(book: Book) -> None:
     root = traced_book(book)
     text = trace_pages.show(["snippets/a/p.py"], root)
     assert text == "**Why?** [Step through p.py](/traces/p.md){ .md-button .step-through }"
-    assert "- [Why?](/traces/p.md) `p.py`" in trace_pages.show_all(["all"], root)
+    text = trace_pages.show_all(["all"], root)
+    assert "- [Why?](/traces/p.md) `p.py`" in text
+    # the picture is a link, too
+    assert re.search(r"\[!\[.+\]\(/traces/p\.svg\).*\]\(/traces/p\.md\)", text)
     with pytest.raises(SchemaError, match=r"snippets/a/q\.py has no trace"):
         trace_pages.show(["snippets/a/q.py"], root)
 

@@ -29,6 +29,8 @@ REGULAR_EXPRESSION = re.compile(r"/(?:\\.|\[(?:\\.|[^\]\\])*\]|[^/\\\[\n])+/\w*"
 BEFORE_EXPRESSION = re.compile(r"(?:^|[(,=:\[!&|?{};>]|\breturn)\s*$")
 # The spaces in `a - -b` stay, because `--` is a different operator.
 BESIDE_SIGN = re.compile(r" *([^\w\s$\"'`#@\\+-]) *|(?<![+-]) *([+-])(?! *[+-]) *")
+# Line breaks that cannot end a statement, because of the sign before or after them.
+INSIDE_STATEMENT = re.compile(r"(?<=[({\[,?:=&|])\n+|\n+(?=[)}\],?:.&|])")
 
 
 def minify(module: str) -> str:
@@ -105,5 +107,5 @@ def _template(text: str, position: int) -> tuple[str, int]:
 
 def _without_spaces(code: str) -> str:
     """Return code without literals and without the spaces that separate nothing."""
-    code = re.sub(r"[ \t]*\n[ \t]*", "\n", code)
+    code = INSIDE_STATEMENT.sub("", re.sub(r"[ \t]*\n[ \t]*", "\n", code))
     return BESIDE_SIGN.sub(lambda sign: sign[1] or sign[2], code)
