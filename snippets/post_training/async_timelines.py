@@ -216,6 +216,7 @@ def chosen_groups(started: dict[int, int], untrained: dict, step: int, bound: in
     old in the next step, so this step waits for it.
     """
     due = [i for i, version in started.items() if version <= step - bound]
+    assert len(due) <= GROUPS, "more old groups are left than a step can use"
     if len(untrained) < GROUPS or not untrained.keys() >= set(due):
         return []
     return due + [i for i in untrained if i not in due][: GROUPS - len(due)]

@@ -22,6 +22,7 @@ TRAIN = 400.0  # W: GPU-seconds of one training step
 MEAN, LONGEST = 1000, 6000  # tokens of an answer
 SWITCH = 4.0  # seconds, if the same GPUs train and sample in turn: there and back
 BOUND = 3  # an answer may be at most this number of training steps old
+CONTINUOUS = f"continuous, age ≤ {BOUND}"
 
 
 def answer_seconds(rng: random.Random) -> float:
@@ -51,6 +52,14 @@ def step_seconds(gpus: int, x: int, train: float, sample: float, overlap: bool) 
 
 
 # --8<-- [end:formulas]
+
+
+def nearest_split(sample: float, overlap: bool) -> tuple[int, float]:
+    """Return the whole number of training GPUs that the formula chooses, and its seconds."""
+    x = best_trainers(GPUS, TRAIN, sample, overlap)
+    splits = {n: step_seconds(GPUS, n, TRAIN, sample, overlap) for n in (int(x), int(x) + 1)}
+    nearest = min(splits, key=splits.__getitem__)
+    return nearest, splits[nearest]
 
 
 def last_end(durations: list[float], slots: int) -> float:
@@ -128,30 +137,61 @@ def draw(rows: dict[str, dict[int, float]], sample: float) -> None:
     figure.savefig("split_gpus.svg", transparent=True, metadata={"Date": None})
 
 
+def expect(correct: bool, lesson: str, found: str) -> None:
+    """Say what the recorded settings show, if other settings show something else."""
+    assert correct, f"with the recorded settings, {lesson}; your settings give {found}"
+
+
+def check(rows: dict[str, dict[int, float]], ages: dict[int, int], sample: float) -> None:
+    """Compare the simulation with the formulas. `ages` holds the highest age of each split."""
+    tail = LONGEST / SPEED
+    for (name, row), overlap in zip(rows.items(), (False, True, True), strict=True):
+        for x, seconds in row.items():
+            # a part of the run can have short answers; a long answer costs at most `tail`
+            least = step_seconds(GPUS, x, TRAIN, sample, overlap)
+            found = f"{seconds:.1f} s and {least:.1f} s ({name}, {x} training GPUs)"
+            lesson = f"a step needs the time of the formula, and at most {tail:.0f} s more"
+            expect(0.93 * least < seconds < least + tail, lesson, found)
+        x, least = nearest_split(sample, overlap)
+        best = min(row, key=row.__getitem__)
+        found = f"{best} GPUs and {row[best]:.1f} s, not {x} and {least:.1f} s ({name})"
+        if row is rows[CONTINUOUS]:
+            seconds, half = row[GPUS // 2], step_seconds(GPUS, GPUS // 2, TRAIN, sample, True)
+            expect(best == x and row[best] < 1.1 * least, "the formula is right", found)
+            found = f"{seconds:.1f} s with half of the GPUs, {half:.1f} s by the formula"
+            expect(abs(seconds / half - 1) < 0.03, "the formula is right", found)
+            expect(half > 1.15 * least, "half of the GPUs is at least 15% slower", found)
+        else:
+            lesson = "waiting for the longest answer moves GPUs to the samplers"
+            expect(best <= x and row[best] > 1.2 * least, lesson, found)
+    for x, each in enumerate(zip(*(row.values() for row in rows.values()), strict=True), 1):
+        found = " and ".join(f"{seconds:.1f}" for seconds in each) + f" s ({x} training GPUs)"
+        expect(each[0] > each[1] > 0.99 * each[2], "less waiting makes a step shorter", found)
+        lesson = f"samplers get {BOUND} steps ahead if at least half of the GPUs sample"
+        found = f"a highest age of {ages[x]} ({x} training GPUs)"
+        expect((ages[x] == BOUND) == (x <= GPUS // 2), lesson, found)
+
+
 def main() -> None:
     rng, steps = random.Random(0), 24
     durations = [answer_seconds(rng) for _ in range((steps + BOUND + 1) * BATCH)]
     batches = [durations[i * BATCH : (i + 1) * BATCH] for i in range(steps)]
-    mean, tail = sum(durations) / len(durations), LONGEST / SPEED
+    mean = sum(durations) / len(durations)
     sample = BATCH * mean / SLOTS  # S: GPU-seconds of one batch
     print(f"training {TRAIN:.0f} and sampling {sample:.0f} GPU-seconds per step, {GPUS} GPUs")
-    print(f"an answer lasts {mean:.1f} s on average, and at most {tail:.0f} s")
+    print(f"an answer lasts {mean:.1f} s on average, and at most {LONGEST / SPEED:.0f} s")
 
-    names = ("separate, synchronous", "separate, one step off", f"continuous, age ≤ {BOUND}")
+    names = ("separate, synchronous", "separate, one step off", CONTINUOUS)
     rows: dict[str, dict[int, float]] = {name: {} for name in names}
+    highest: dict[int, int] = {}
     for x in range(1, GPUS):
         slots = (GPUS - x) * SLOTS
         rows[names[0]][x] = in_batches(batches, slots, TRAIN / x, overlap=False)
         rows[names[1]][x] = in_batches(batches, slots, TRAIN / x, overlap=True)
         rows[names[2]][x], ages = continuous(durations, slots, TRAIN / x, steps)
-        # the first batch is new, and only slow samplers never get BOUND steps ahead
         assert len(ages) == steps * BATCH and ages[:BATCH] == [0] * BATCH and min(ages) == 0
-        assert max(ages) <= BOUND and (max(ages) == BOUND) == (x <= GPUS // 2)
-        # no schedule beats the work, and waiting for the longest answer costs at most `tail`
-        for name, overlap in zip(names, (False, True, True), strict=True):
-            least = step_seconds(GPUS, x, TRAIN, sample, overlap)
-            assert 0.93 * least < rows[name][x] < least + tail, (name, x)
-        assert rows[names[0]][x] > rows[names[1]][x] > 0.99 * rows[names[2]][x]
+        highest[x] = max(ages)
+        assert highest[x] <= BOUND
     in_turn = in_batches(batches, GPUS * SLOTS, TRAIN / GPUS + SWITCH, overlap=False)
     work = (TRAIN + sample) / GPUS
     print()
@@ -160,18 +200,10 @@ def main() -> None:
     print(f"{'all GPUs in turn':26} all {work + SWITCH:8.1f}  all {in_turn:8.1f}")
     for name, overlap in zip(names, (False, True, True), strict=True):
         x = best_trainers(GPUS, TRAIN, sample, overlap)
-        nearest = min((math.floor(x), math.ceil(x)), key=lambda n: step_seconds(
-            GPUS, n, TRAIN, sample, overlap))  # fmt: skip
-        least = step_seconds(GPUS, nearest, TRAIN, sample, overlap)
+        _, least = nearest_split(sample, overlap)
         found = min(rows[name], key=rows[name].__getitem__)
         print(f"{name:26}{x:4.2f} {least:8.1f} {found:4} {rows[name][found]:8.1f}", end="")
         print(f" {rows[name][GPUS // 2]:7.1f}")
-        if name == names[2]:  # the formula finds the best split, and its time is right
-            assert found == nearest and rows[name][found] < 1.1 * least
-            half = step_seconds(GPUS, GPUS // 2, TRAIN, sample, overlap)
-            assert abs(rows[name][GPUS // 2] / half - 1) < 0.03 and half > 1.15 * least
-        else:  # the tail of a batch is added on the side of the samplers
-            assert found <= nearest and rows[name][found] > 1.2 * least
     # with equal work, overlap on separate GPUs cannot be faster than taking turns on all
     balanced = best_trainers(GPUS, TRAIN, sample, overlap=True)
     assert math.isclose(TRAIN / balanced, work) and math.isclose(
@@ -180,8 +212,11 @@ def main() -> None:
     print()
     print(f"the work alone, shared evenly by all GPUs: {work:.1f} s, in turn or with overlap")
     print(f"in turn, waiting for the longest answer adds {in_turn - work - SWITCH:.1f} s")
-    assert in_turn > min(rows[names[2]].values()) > work
     draw(rows, sample)
+    check(rows, highest, sample)
+    best = min(rows[CONTINUOUS].values())
+    found = f"{in_turn:.1f} s in turn, {best:.1f} s continuous, {work:.1f} s of work"
+    expect(in_turn > best > work, "overlap saves the waiting, but no work", found)
 
 
 if __name__ == "__main__":
