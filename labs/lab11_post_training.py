@@ -45,9 +45,9 @@
 # should know how FSDP shards a model ([lab 03](lab03_fsdp.py)), how tensor parallelism cuts a
 # model ([lab 10](lab10_model_parallel.py)), and what a [KV
 # cache](../09_inference.md#the-key-value-cache) stores. Three pages derive the methods of this
-# lab: [GRPO from scratch](../clusters/post_training.md) belongs to steps 1, 2 and 8, [weight
-# sync](../clusters/weight_sync.md) to steps 3 to 5, and [trainer and sampler
-# disagree](../clusters/post_training_mismatch.md) to steps 6 and 7. You can solve the lab
+# lab: ["GRPO from scratch"](../clusters/post_training.md) for the steps 1, 2 and 8, ["Weight
+# sync"](../clusters/weight_sync.md) for the steps 3 to 5, and ["Trainer and sampler
+# disagree"](../clusters/post_training_mismatch.md) for the steps 6 and 7. You can solve the lab
 # without them. Four symbols occur in several steps: there are $N$ trainers and $M$ samplers,
 # each prompt gets $G$ answers, and $h$ is the width of the model.
 # %%
@@ -407,8 +407,8 @@ if __name__ == "__main__":
 # The minimum clips only in one direction. If $A > 0$ and $\rho = 1.5$, the token is already
 # much more likely than before. The minimum is then $1.2 A$, which is constant, so the gradient
 # of this token is zero. If $A < 0$ and $\rho = 1.5$, the token has become more likely although
-# its answer is bad. The minimum is then $1.5 A$, and the gradient corrects the mistake. The
-# same holds below 1: for $\rho = 0.5$, the gradient is zero if $A < 0$, and it is not zero if
+# its answer is bad. The minimum is then $1.5 A$, and the gradient corrects the mistake. Below 1,
+# the two cases are exchanged: for $\rho = 0.5$, the gradient is zero if $A < 0$, but not if
 # $A > 0$.
 #
 # Which tokens does the objective include? The mask is 1 for each token that the policy chose,
