@@ -907,11 +907,75 @@ def test_the_picture_stays_in_view_and_covers_no_control(
         assert not page.locator(".md-top").is_visible()
 
 
+# Returns the initial settings of a module.
+FIRST_SETTINGS = """async url => {
+  const { controls } = await import(url), state = {}
+  for (const { name, first } of controls) {
+    state[name] = typeof first === "function" ? first(state) : first
+  }
+  return Object.fromEntries(Object.entries(state).map(([name, value]) => [name, String(value)]))
+}"""
+# The settings that the name of a preset promises, in the words of the address
+PRESETS = {
+    "collective": {
+        "8 ranks in one node": "ranks=8 node=8",
+        "2 nodes of 8, small tensor": "ranks=16 node=8 size=65536",
+        "2 nodes of 8, large tensor": "ranks=16 node=8 size=268435456",
+    },
+    "schedules": {
+        "4 ranks, 8 micro-batches": "ranks=4 micro-batches=8",
+        "one slow rank": "rank-0=10 rank-1=10 rank-2=15 rank-3=10 ranks=4",
+        "a link that is too slow": "link=8",
+        "8 ranks, 16 micro-batches": "ranks=8 micro-batches=16",
+        "less memory: V-Half and V-Min": "schedule=v-half other=v-min",
+    },
+    "memory": {
+        "Llama 3 70B, 256 H100, ZeRO-1":
+            "model=llama-3-70b gpu=h100 dp=16 tp=4 pp=4 cp=1 zero=1 view=stages",
+        "Llama 3 8B, 8 H100, FSDP": "model=llama-3-8b gpu=h100 dp=8 tp=1 pp=1 cp=1 zero=3",
+        "Llama 3 70B over time, ZeRO-1": "model=llama-3-70b view=step zero=1",
+        "Llama 3 405B, 1,024 H100, ZeRO-1":
+            "model=llama-3-405b gpu=h100 dp=8 tp=8 pp=16 cp=1 zero=1",
+    },
+    "planner": {
+        "Llama 3 70B on 256 H100": "model=llama-3-70b gpu=h100 gpus=256",
+        "Llama 3 70B on 64 H100, 1M tokens in a step":
+            "model=llama-3-70b gpu=h100 gpus=64 batch=1048576",
+        "Llama 3 8B on 8 H100, 512K tokens in a step":
+            "model=llama-3-8b gpu=h100 gpus=8 batch=524288",
+    },
+    "roofline": {
+        "one user of Llama 3 8B": "model=llama-3-8b point=decode batch=1",
+        "256 users at once": "point=decode batch=256",
+        "448 users, 128 tokens each": "point=decode batch=448 context=128",
+        "a large matrix product": "point=matmul tokens=8192 width=8192",
+    },
+    "formats": {
+        "0.1 in bf16": "number=0.1 format=bf16 scale=0",
+        "4,096 ones added in bf16": "number=1 format=bf16 times=4096 scale=0",
+        "a small gradient in fp16": "number=2e-8 format=fp16 scale=0",
+        "a block in NVFP4": "format=nvfp4",
+    },
+    "attention": {
+        "1,024 tokens": "sequence=1024",
+        "causal mask": "mask=causal",
+        "small tiles": "rows=32 columns=32",
+        "outer loop over keys": "order=keys-outside",
+    },
+    "serving": {
+        "light load: 3 per second": "rate=3",
+        "highest goodput: 6 per second": "rate=6",
+        "overload: 10 per second": "rate=10",
+    },
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_preset_sets_all_values_and_the_address(page: Page, site_url: str, name: str) -> None:
     open_instrument(page, site_url, name)
+    first = page.evaluate(FIRST_SETTINGS, f"{site_url}assets/instruments/{name}.js")
     presets = page.locator(f"#{name} .instrument-presets button")
-    assert presets.count() >= 2
+    assert presets.all_inner_texts() == list(PRESETS[name])
     addresses = set()
     for preset in presets.all():
         preset.click()
@@ -921,7 +985,26 @@ def test_a_preset_sets_all_values_and_the_address(page: Page, site_url: str, nam
         open_instrument(page, site_url, name, f"?{query}")
         assert preset.get_attribute("aria-pressed") == "true"
         addresses.add(query)
+        settings = first | dict(parse_qsl(query))
+        promised = [each.split("=") for each in PRESETS[name][preset.inner_text()].split()]
+        assert {each: settings[each] for each, _ in promised} == dict(promised)
     assert len(addresses) == presets.count()
+
+
+def test_the_presets_of_a_schedule_and_of_a_load_show_what_they_promise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("matplotlib")
+    monkeypatch.syspath_prepend(ROOT / "snippets" / "03_model_parallelism")
+    times = program("schedules").facts("v-half", 4, 12, 2, 10, 10, 10, 0, [10] * 4)["others"]
+    held = {name: float(cells[-1]) for name, cells in times.items()}
+    assert held["v-min"] < held["v-half"] < min(held["1f1b"], held["zb-v"])
+    load = program("serving")
+    settings = {**load.FIRST, "requests": 200}
+    goodput = {rate: load.measure(settings, rate)["goodput"] for rate in load.LOADS}
+    assert max(goodput, key=goodput.get) == 6
+    # with a light load nearly all requests are in time, and with an overload few of them
+    assert goodput[3] > 2.7 and goodput[10] < 5
 
 
 # Returns the name of each control of a module, and its values with the initial settings.

@@ -154,6 +154,28 @@ def number(text: str) -> float:
     return float(text.replace(",", "").replace("−", "-"))
 
 
+PARTS = ("sign", "exponent", "mantissa")
+# The values of sliders, by their names.
+VALUES = "all => Object.fromEntries(all.map(each => [each.id, each.value]))"
+
+
+def read(page: Page, name: str) -> tuple[list[Drawing], list[dict]]:
+    """Return the drawings of an instrument, and its bits."""
+    drawings, bits = json.loads(page.evaluate(SHAPES, name))
+    return [Drawing(each) for each in drawings], bits
+
+
+def drawings_on_a_phone(page: Page, name: str) -> list[Drawing]:
+    svg = page.locator(f"#{name} svg").first
+    wide = svg.get_attribute("viewBox")
+    set_view(page, 390)
+    page.wait_for_function(
+        "([svg, wide]) => svg.getAttribute('viewBox') !== wide",
+        arg=[svg.element_handle(), wide],
+    )
+    return read(page, name)[0]
+
+
 # ---- one function for each instrument: it reads the drawings and compares them
 
 
@@ -320,6 +342,13 @@ def schedules(drawings: dict[str, list[Drawing]], page: Page) -> None:
         "weight gradients, W": "op-W", "lighter: a later chunk of the rank": "op-F later",
         "micro-batches that the rank holds": "live",
         "time of a rank: drag ‹×1› sideways": "pace",
+    }  # fmt: skip
+    (phone, *_) = drawings_on_a_phone(page, "schedules")
+    on_phone = {words: look for words, (look, _, _) in phone.key().items()}
+    assert on_phone == {
+        "forward": "op-F", "backward, B": "op-B", "weight gradients, W": "op-W",
+        "lighter: later chunk": "op-F later", "micro-batches held": "live",
+        "drag ‹×1›: slower rank": "pace",
     }  # fmt: skip
 
 
@@ -570,10 +599,30 @@ def roofline(drawings: dict[str, list[Drawing]], page: Page) -> None:
         ends = [intensity(name, each) for each in (1, fits, 1024)]
         assert at(early.points[0], ends[0]) and at(early.points[-1], ends[1])
         assert at(late.points[0], ends[1]) and at(late.points[-1], ends[2])
-    key = {words: look[0] for words, look in drawing.key().items()}
-    assert {**key}.items() >= {
+    expected = {
         "decode and prefill, b = 1 to 1,024": "trail", "more than the memory": "trail late",
-    }.items()  # fmt: skip
+    }  # fmt: skip
+    assert {words: look[0] for words, look in drawing.key().items()} == expected
+    (phone, *_) = drawings_on_a_phone(page, "roofline")
+    expected = dict(zip(("b = 1 to 1,024", "memory full"), expected.values(), strict=True))
+    assert {words: look[0] for words, look in phone.key().items()} == expected
+
+    sizes = {"decode": "batch", "prefill": "context", "matmul": "tokens"}
+    sliders = page.locator("#roofline input[type=range]")
+    for name in (*sizes, "plain attention", "fused attention"):
+        handle = page.locator(f'#roofline svg [data-drag="{name}"]')
+        before = sliders.evaluate_all(VALUES)
+        handle.scroll_into_view_if_needed()
+        box = handle.bounding_box()
+        x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+        page.mouse.move(x, y)
+        page.mouse.down()
+        page.mouse.move(x + (40 if x < 200 else -40), y)
+        page.mouse.up()
+        after = sliders.evaluate_all(VALUES)
+        changed = [each for each in after if after[each] != before[each]]
+        assert changed == [f"roofline-{sizes.get(name, 'context')}"], name
+        assert page.locator("#roofline-point").input_value() == name
 
 
 def formats(drawings: dict[str, list[Drawing]], page: Page) -> None:
@@ -678,6 +727,26 @@ def formats(drawings: dict[str, list[Drawing]], page: Page) -> None:
                 if each.top > block:
                     level = abs(number(each.text))
                     assert near(abs(axis - each.top + 4), tall(level) - tall(0), 0.5)
+
+    # a bit has the colour and the name of its part of the format, and a click flips this bit only
+    open_instrument(
+        page, page.url.split("instruments/")[0], "formats", "?number=0.3&format=e4m3"
+    )
+    said = numbers.facts("0.3", "e4m3", 0, 1024, rest)
+    _, bits = read(page, "formats")
+    kinds = {kind: "".join(b["text"] for b in bits if b["class"] == kind) for kind in PARTS}
+    assert [*kinds.values()] == said["bits"].split()
+    weights = [re.search(r"2\^(-?\d+)", with_carets(b["aria-label"])) for b in bits]
+    assert [int(each[1]) for each in weights[1:]] == [3, 2, 1, 0, -1, -2, -3]
+    assert [b["aria-label"].split(", ")[1].split()[0].split("\xa0")[0] for b in bits] == [
+        *("sign",), *("exponent",) * 4, *("mantissa",) * 3,
+    ]  # fmt: skip
+    for i in (0, 2, 6):
+        before = [each["text"] for each in bits]
+        page.locator("#formats button:is(.sign, .exponent, .mantissa):visible").nth(i).click()
+        _, bits = read(page, "formats")
+        after = [each["text"] for each in bits]
+        assert [k for k in range(8) if after[k] != before[k]] == [i]
 
 
 def attention(drawings: dict[str, list[Drawing]], page: Page) -> None:
@@ -835,7 +904,7 @@ def serving(drawings: dict[str, list[Drawing]], page: Page) -> None:
     assert near(x(moment), edge.right)
     assert drawing.texts(re.escape(time(moment)), "end soft")
 
-    ((words, m),) = drawing.texts(r"KV cache: (\d+) of (\d+) blocks are taken")
+    ((_, m),) = drawing.texts(r"KV cache: (\d+) of (\d+) blocks are taken")
     assert [int(m[1]), int(m[2])] == [
         sum(r.blocks for r in now.running),
         s["cache"] // s["block"],
@@ -983,6 +1052,5 @@ def test_a_picture_shows_the_numbers_of_the_program(
     drawings, name = {}, check.__name__
     for query in PICTURES[check]:
         open_instrument(page, site_url, name, f"?{query}")
-        read = json.loads(page.evaluate(SHAPES, name))
-        drawings[query] = [Drawing(each) for each in read[0]]
+        drawings[query] = read(page, name)[0]
     check(drawings, page)
