@@ -644,9 +644,9 @@ def test_every_control_works_by_keyboard(page: Page, site_url: str, name: str) -
         assert each.get_attribute("aria-label")
 
 
-# For each address: the link that the instrument offers, and its facts. The instrument restarts
-# in the same page, which needs a tenth of the time of a page load.
-STATES = """async ([name, queries]) => {
+# For each address: what `look` returns about the instrument. The instrument restarts in the same
+# page, which needs a tenth of the time of a page load.
+RESTART = """async ([name, queries]) => {
   const text = await (await fetch(location.pathname)).text()
   const first = new DOMParser().parseFromString(text, "text/html").getElementById(name)
   const { src } = document.querySelector(`script[src*="/${name}.js"]`)
@@ -659,12 +659,19 @@ STATES = """async ([name, queries]) => {
     go(null, "", `?${query}`)
     await import(`${src}?${i}`)
     while (!place.matches("[data-ready]:not([aria-busy])")) await new Promise(requestAnimationFrame)
-    const link = new Promise(copied => { navigator.clipboard.writeText = async url => copied(url) })
-    ;[...place.querySelectorAll("button")].find(each => each.textContent === "Copy link").click()
-    shown.push([await link, place.querySelector(".instrument-facts").innerText])
+    shown.push(await look(place))
   }
   return shown
 }"""
+# For each address: the link that the instrument offers, and its facts.
+STATES = f"""states => {{
+  const look = async place => {{
+    const link = new Promise(copied => {{ navigator.clipboard.writeText = async url => copied(url) }})
+    ;[...place.querySelectorAll("button")].find(each => each.textContent === "Copy link").click()
+    return [await link, place.querySelector(".instrument-facts").innerText]
+  }}
+  return ({RESTART})(states)
+}}"""
 
 
 @pytest.mark.parametrize("name", NAMES)
