@@ -980,10 +980,9 @@ PRESETS = {
 @pytest.mark.parametrize("name", NAMES)
 def test_a_preset_sets_all_values_and_the_address(page: Page, site_url: str, name: str) -> None:
     open_instrument(page, site_url, name)
-    first = page.evaluate(FIRST_SETTINGS, f"{site_url}assets/instruments/{name}.js")
     presets = page.locator(f"#{name} .instrument-presets button")
     assert presets.all_inner_texts() == list(PRESETS[name])
-    addresses = set()
+    addresses = {}
     for preset in presets.all():
         preset.click()
         wait_for_answer(page, name)
@@ -991,27 +990,13 @@ def test_a_preset_sets_all_values_and_the_address(page: Page, site_url: str, nam
         query = address(page)
         open_instrument(page, site_url, name, f"?{query}")
         assert preset.get_attribute("aria-pressed") == "true"
-        addresses.add(query)
+        addresses[preset.inner_text()] = query
+    assert len({*addresses.values()}) == presets.count()
+    first = page.evaluate(FIRST_SETTINGS, f"{site_url}assets/instruments/{name}.js")
+    for words, query in addresses.items():
         settings = first | dict(parse_qsl(query))
-        promised = [each.split("=") for each in PRESETS[name][preset.inner_text()].split()]
-        assert {each: settings[each] for each, _ in promised} == dict(promised)
-    assert len(addresses) == presets.count()
-
-
-def test_the_presets_of_a_schedule_and_of_a_load_show_what_they_promise(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    pytest.importorskip("matplotlib")
-    monkeypatch.syspath_prepend(ROOT / "snippets" / "03_model_parallelism")
-    times = program("schedules").facts("v-half", 4, 12, 2, 10, 10, 10, 0, [10] * 4)["others"]
-    held = {name: float(cells[-1]) for name, cells in times.items()}
-    assert held["v-min"] < held["v-half"] < min(held["1f1b"], held["zb-v"])
-    load = program("serving")
-    settings = {**load.FIRST, "requests": 200}
-    goodput = {rate: load.measure(settings, rate)["goodput"] for rate in load.LOADS}
-    assert max(goodput, key=goodput.get) == 6
-    # with a light load nearly all requests are in time, and with an overload few of them
-    assert goodput[3] > 2.7 and goodput[10] < 5
+        promised = dict(each.split("=") for each in PRESETS[name][words].split())
+        assert {each: settings[each] for each in promised} == promised, words
 
 
 # Returns the name of each control of a module, and its values with the initial settings.

@@ -212,7 +212,7 @@ def collective(drawings: dict[str, list[Drawing]], page: Page) -> None:
         assert len({*colours.values()}) == len(spots) == len(columns) == n
 
         def rank_at(x: float, columns: dict[int, float] = columns) -> int:
-            return min(columns, key=lambda each: abs(columns[each] - x))
+            return min(columns.items(), key=lambda column: abs(column[1] - x))[0]
 
         if name == "all-to-all":
             pieces = drawing.tips(r"rank (\d+) has a piece from rank (\d+) for rank (\d+)")
@@ -360,6 +360,13 @@ def schedules(drawings: dict[str, list[Drawing]], page: Page) -> None:
     cursor = drawing.one("path", "cursor")
     shift = float(NUMBER.search(cursor.values["transform"])[0])
     assert near(shift, x(now))
+    said = page.locator("#schedules svg").first.get_attribute("aria-label")
+    for name, label in labels.items():
+        idle = times.percent(*times.share_idle(times.timeline(name, *given)))
+        assert (
+            f"A step of {label} takes {times.in_seconds(ends[name] / 1e3)}, and the ranks are idle "
+            f"for {idle} of this time."
+        ) in said
     key = {words: look for words, (look, _, _) in drawing.key().items()}
     assert key == {
         "forward": "op-F", "backward (only the part B where W is separate)": "op-B",
@@ -666,7 +673,7 @@ def roofline(drawings: dict[str, list[Drawing]], page: Page) -> None:
     expected = dict(zip(("b = 1 to 1,024", "memory full"), expected.values(), strict=True))
     assert {words: look[0] for words, look in phone.key().items()} == expected
 
-    sizes = {"decode": "batch", "prefill": "context", "matmul": "tokens"}
+    sizes = {"prefill": "context", "matmul": "tokens"}  # another test drags decode
     sliders = page.locator("#roofline input[type=range]")
     for name in (*sizes, "plain attention", "fused attention"):
         handle = page.locator(f'#roofline svg [data-drag="{name}"]')
@@ -1155,6 +1162,10 @@ def words_of_schedules() -> list:
         "gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "interleaved 1F1B", "zb-h1": "ZB-H1",
         "zb-v": "ZB-V", "v-half": "V-Half", "v-min": "V-Min", "dualpipe-v": "DualPipeV",
     }  # fmt: skip
+    # a preset promises that V-Half and V-Min need less memory
+    others = times.facts("v-half", 4, 12, 2, 10, 10, 10, 0, [10] * 4)["others"]
+    held = {name: float(cells[-1]) for name, cells in others.items()}
+    assert held["v-min"] < held["v-half"] < min(held["1f1b"], held["zb-v"])
     now = times.moment(["1f1b", "zb-v"], *given, at=20)
     busy = [len([op for op in ops.split() if op != "idle"]) for ops in now["ranks"]]
     return [
@@ -1287,6 +1298,9 @@ def words_of_serving() -> list:
     s = {**load.FIRST, "requests": 200}
     said = load.facts(s, load.LOADS)
     half, most = said["ttft"].split(" and ")
+    # the presets promise a light load, the highest goodput and an overload
+    goodput = {int(rate): float(cells[-1]) for rate, cells in said["loads"].items()}
+    assert goodput[3] > 2.7 and said["best"] == "6" and goodput[10] < goodput[6] / 2
     return [
         {
             "in time": said["kept"], "throughput": said["throughput"],
