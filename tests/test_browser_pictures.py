@@ -8,6 +8,7 @@ numbers of the programs. The scale of an axis comes from its labels, as for a re
 
 from __future__ import annotations
 
+import colorsys
 import dataclasses
 import importlib
 import itertools
@@ -286,6 +287,7 @@ def collective(drawings: dict[str, list[Drawing]], page: Page) -> None:
             assert drawing.after(bar).text == steps.in_bytes(sent[rank])
             heights.append((sent[rank] / most, bar.tall))
     scale(heights)
+    check_messages_on_their_way(page, messages)  # of the last picture
 
 
 def schedules(drawings: dict[str, list[Drawing]], page: Page) -> None:
@@ -1128,7 +1130,7 @@ def marked(rows: dict[str, list[str]], best: str, column: int, word: str) -> lis
 
 def words_of_collective() -> list:
     links = [5e-6, 1e-9 / 450], [20e-6, 1e-9 / 50]
-    said = program("collective").facts("all-to-all", "hierarchical", 4, 2, 2**26, *links, 1)
+    said = program("collective").facts("all-reduce", "ring", 8, 4, 2**26, *links, 3)
     rows = {
         {"doubling": "recursive doubling", "hierarchical": "hierarchical (two levels)"}.get(n, n):
             [cell.replace(" steps", "") for cell in cells]
@@ -1145,9 +1147,9 @@ def words_of_collective() -> list:
         },
         ["algorithm", "number of steps", "bytes that the busiest rank sends", "time"],
         marked(rows, best.get(said["fastest"], said["fastest"]), 2, "fastest"),
-        "hierarchical (two levels)",
-        f"After 1 of 2 steps, {said['passed']} of {said['time']} have passed. The next step sends "
-        "4 messages of 32 MiB, between nodes.",
+        "ring",
+        f"After 3 of 14 steps, {said['passed']} of {said['time']} have passed. The next step sends "
+        "8 messages of 8 MiB, 2 of them between nodes.",
     ]  # fmt: skip
 
 
@@ -1330,6 +1332,93 @@ def check_words(page: Page, name: str, words: list) -> None:
         assert texts[0] == texts[1], place
 
 
+# The colours that the page of an instrument names, of a property of the first element of a selector
+COLOURS = {
+    "collective": {"path.arc.far": ("stroke", "orange"), "path.arc:not(.far)": ("stroke", "blue")},
+    "schedules": {"path.live": ("fill", "grey"), "rect.pace": ("fill", "violet")},
+    "memory": {
+        "rect.op-F": ("fill", "blue"), "rect.op-B": ("fill", "orange"),
+        "rect.op-W": ("fill", "green"),
+    },
+    "planner": {},
+    "roofline": {"path.trail": ("stroke", "orange"), "path.arc.far": ("stroke", "orange")},
+    "formats": {
+        "button.sign": ("backgroundColor", "orange"),
+        "button.exponent": ("backgroundColor", "blue"),
+        "button.mantissa": ("backgroundColor", "green"),
+        "rect.live": ("fill", "grey"), "path.arc.far": ("stroke", "orange"),
+        "rect.stop": ("fill", "orange"),
+    },
+    "attention": {
+        "rect.op-F": ("fill", "blue"), "rect.op-B": ("fill", "orange"),
+        "rect.op-W": ("fill", "green"), "rect.live": ("fill", "grey"),
+    },
+    "serving": {
+        "rect.live": ("fill", "grey"), "rect.op-B": ("fill", "orange"),
+        "rect.op-F": ("fill", "blue"), "path.arc.thick:not(.thin)": ("stroke", "blue"),
+    },
+}  # fmt: skip
+HUES = {"orange": (15, 50), "green": (90, 170), "blue": (190, 250), "violet": (250, 310)}
+# Returns the bytes of each colour.
+BYTES = """([name, wanted]) => Object.entries(wanted).map(([where, [property]]) => {
+  const canvas = new OffscreenCanvas(1, 1).getContext("2d")
+  canvas.fillStyle = getComputedStyle(document.querySelector(`#${name} ${where}`))[property]
+  canvas.fillRect(0, 0, 1, 1)
+  return [...canvas.getImageData(0, 0, 1, 1).data].slice(0, 3)
+})"""
+
+
+def check_colours(page: Page, name: str) -> None:
+    """Check the colours that the page of an instrument names."""
+    found = page.evaluate(BYTES, [name, COLOURS[name]])
+    for (where, (_, wanted)), each in zip(COLOURS[name].items(), found, strict=True):
+        hue, _, strength = colorsys.rgb_to_hls(*(value / 255 for value in each))
+        if wanted == "grey":
+            assert strength < 0.2, (where, each)
+        else:
+            least, most = HUES[wanted]
+            assert least <= 360 * hue <= most and strength > 0.25, (where, each)
+
+
+# Starts a player, and returns the shapes of the frame 300 ms later, without waiting for it.
+PLAYED = f"""place => {{
+  const look = {SHAPES}, real = requestAnimationFrame
+  const press = words =>
+    [...place.querySelectorAll("button")].find(each => each.textContent === words).click()
+  let next
+  window.requestAnimationFrame = frame => {{ next = frame }}
+  press("Play")
+  next(performance.now() + 300)
+  const seen = look(place)
+  window.requestAnimationFrame = real
+  press("Stop")
+  return seen
+}}"""
+
+
+def check_messages_on_their_way(page: Page, messages: list[tuple]) -> None:
+    """Check where the messages of the collective are while they move."""
+    page.emulate_media(reduced_motion="no-preference")
+    ((drawing, *_), _) = drawings_and_bits(page.locator("#collective").evaluate(PLAYED))
+    page.emulate_media(reduced_motion="reduce")
+    columns = {int(match[1]): each.left for each, match in drawing.texts(r"rank (\d+)")}
+    circles = drawing.all("circle")
+    spots = {int(drawing.after(e).text): e for e in circles if drawing.after(e).kind == "on"}
+    dots = [each for each in circles if each not in spots.values()]
+    frames, parts = drawing.all("rect", "frame"), []
+    assert len(dots) == len(messages)
+    for dot, (source, target, chunks, _) in zip(dots, messages, strict=True):
+        a, b, rim = spots[source], spots[target], spots[source].wide / 2
+        assert dot.look == a.look
+        length, gone = (math.dist((a.x, a.y), (each.x, each.y)) for each in (b, dot))
+        parts.append((gone - rim) / (length - 2 * rim))
+        assert near(gone + math.dist((b.x, b.y), (dot.x, dot.y)), length)
+        for frame in [frames.pop(0) for _ in chunks]:
+            parts.append((frame.x - columns[source]) / (columns[target] - columns[source]))
+    assert not frames and min(parts) > 0 and max(parts) < 1
+    assert max(parts) - min(parts) < 0.02
+
+
 def check_tip_and_player(page: Page, name: str) -> None:
     """Check that a shape shows its own tooltip, and that the buttons move in their direction."""
     svg = page.locator(f"#{name} .instrument-stage svg")
@@ -1359,10 +1448,10 @@ PICTURES = {
         collective,
         words_of_collective,
         [
-            "collective=all-reduce&algorithm=ring&ranks=8&node=4&step=3",
             "collective=all-reduce&algorithm=ring&ranks=8&node=4&step=14",
             "collective=broadcast&algorithm=tree&ranks=6&node=2&step=2",
             "collective=all-to-all&algorithm=hierarchical&ranks=4&node=2&step=1",
+            "collective=all-reduce&algorithm=ring&ranks=8&node=4&step=3",
         ],
     ),
     "schedules": (schedules, words_of_schedules, ["link=3&rank-2=15&weights=6&at=20"]),
@@ -1402,5 +1491,6 @@ def test_a_picture_shows_the_numbers_of_the_program(
     if words:  # those of the planner are part of the answer with which its picture is compared
         check_words(page, name, words())
     check_tip_and_player(page, name)
+    check_colours(page, name)
     pictures = zip([first, *others], texts, strict=True)
     check({query: drawings_and_bits(text)[0] for query, text in pictures}, page)
