@@ -950,6 +950,8 @@ def attention(drawings: dict[str, list[Drawing]], page: Page) -> None:
             assert old.look == key["earlier tiles, scaled"] and new.look == key["this tile"]
             heights += [(kept, old.tall), (state[2] - kept, new.tall)]
         scale(heights)
+    (i, j), rows, columns = computed[s["step"]], s["rows"], s["columns"]
+    check_tiles_on_their_way(page, i, rows, j, columns)  # of the last picture
 
 
 def serving(drawings: dict[str, list[Drawing]], page: Page) -> None:
@@ -1380,15 +1382,15 @@ def check_colours(page: Page, name: str) -> None:
             assert least <= 360 * hue <= most and strength > 0.25, (where, each)
 
 
-# Starts a player, and returns the shapes of the frame 300 ms later, without waiting for it.
-PLAYED = f"""place => {{
+# Starts a player, and returns the shapes of the frame that many ms later, without waiting for it.
+PLAYED = f"""(place, later) => {{
   const look = {SHAPES}, real = requestAnimationFrame
   const press = words =>
     [...place.querySelectorAll("button")].find(each => each.textContent === words).click()
   let next
   window.requestAnimationFrame = frame => {{ next = frame }}
   press("Play")
-  next(performance.now() + 300)
+  next(performance.now() + later)
   const seen = look(place)
   window.requestAnimationFrame = real
   press("Stop")
@@ -1396,11 +1398,41 @@ PLAYED = f"""place => {{
 }}"""
 
 
+def drawing_while_it_plays(page: Page, name: str, later: int) -> Drawing:
+    page.emulate_media(reduced_motion="no-preference")
+    ((drawing, *_), _) = drawings_and_bits(page.locator(f"#{name}").evaluate(PLAYED, later))
+    page.emulate_media(reduced_motion="reduce")
+    return drawing
+
+
+def check_tiles_on_their_way(page: Page, i: int, rows: int, j: int, columns: int) -> None:
+    """Check where the tiles of Q and O are while they move to the chip; K and V stay there."""
+    drawing = drawing_while_it_plays(page, "attention", 150)
+    homes = {(m[1], int(m[2])): e for e, m in drawing.tips(r"([QKVO]), tokens (\d+)–.*")}
+    moving = {m[1]: e for e, m in drawing.tips(r"a tile of (\w), in bf16: .*")}
+    (moving["O"],) = (
+        each
+        for each in drawing.all("rect", "op-F")
+        if not each.tip and each.top < moving["Q"].bottom and each.tall > moving["Q"].tall / 2
+    )
+    chip = dict(zip("SQKVO", drawing.all("rect", "empty")[-5:], strict=True))
+    for name in "QO":
+        home, tile, place = homes[name, i * rows], moving[name], chip[name]
+        shares = [
+            (getattr(tile, side) - getattr(home, side))
+            / (getattr(place, side) - getattr(home, side))
+            for side in ("x", "bottom")
+        ]
+        assert all(0.3 < each < 0.5 for each in shares) and near(*shares, 0.02)
+    for name in "KV":
+        assert (moving[name].x, moving[name].y) == (chip[name].x, chip[name].y)
+    (frame,) = drawing.all("rect", "frame")
+    assert near(frame.x, homes["K", j * columns].x) and near(frame.y, homes["Q", i * rows].y)
+
+
 def check_messages_on_their_way(page: Page, messages: list[tuple]) -> None:
     """Check where the messages of the collective are while they move."""
-    page.emulate_media(reduced_motion="no-preference")
-    ((drawing, *_), _) = drawings_and_bits(page.locator("#collective").evaluate(PLAYED))
-    page.emulate_media(reduced_motion="reduce")
+    drawing = drawing_while_it_plays(page, "collective", 300)
     columns = {int(match[1]): each.left for each, match in drawing.texts(r"rank (\d+)")}
     circles = drawing.all("circle")
     spots = {int(drawing.after(e).text): e for e in circles if drawing.after(e).kind == "on"}
