@@ -562,6 +562,8 @@ def planner(drawings: dict[str, list[Drawing]], page: Page) -> None:
         for each, words in cards.evaluate_all(CARDS)
     ]
     status = page.locator("#planner [role=status]")
+    sentence = plain(status.inner_text())
+    terms = json.loads(page.locator("#planner").evaluate(WORDS))[0]
     cards.first.get_by_role("button").click()
     page.wait_for_function(
         "status => status.textContent.endsWith('is copied.')", arg=status.element_handle()
@@ -571,6 +573,13 @@ def planner(drawings: dict[str, list[Drawing]], page: Page) -> None:
     (answer,) = call_javascript(page, url, "planner", "plan", [case])
     order = sorted(answer["rows"], key=lambda row: number(row["cells"][4].split()[0]))
     assert order != answer["rows"]
+    assert sentence == (
+        f"The first layout in the list, sorted by memory: {plain(listed[0][1])}. A step takes "
+        f"{order[0]['cells'][0]}, and a GPU needs {order[0]['cells'][4]}."
+    )
+    facts = {"found": f"{len(order)} of {answer['count']} layouts", **dict(answer["first"])}
+    facts |= {"nearest that does not fit": line for line in answer["nearest"][:1]}
+    assert {plain(name): plain(words) for name, words in terms.items()} == facts
     assert plain(copied) == f"The launch command of {order[0]['name']} is copied."
     columns = ["a step", "tokens/s/GPU", "MFU", "bubble", "memory"]
     assert [{name: plain(cell) for name, cell in each.items()} for each, _ in listed] == [
