@@ -666,7 +666,9 @@ RESTART = """async ([name, queries]) => {
 # For each address: the link that the instrument offers, and its facts.
 STATES = f"""states => {{
   const look = async place => {{
-    const link = new Promise(copied => {{ navigator.clipboard.writeText = async url => copied(url) }})
+    const link = new Promise(copied => {{
+      navigator.clipboard.writeText = async url => copied(url)
+    }})
     ;[...place.querySelectorAll("button")].find(each => each.textContent === "Copy link").click()
     return [await link, place.querySelector(".instrument-facts").innerText]
   }}

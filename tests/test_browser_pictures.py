@@ -1,7 +1,7 @@
 """Tests of the instruments' pictures: what is drawn agrees with the numbers of the programs.
 
-The tests read the shapes of each drawing and compare places, lengths, colours and labels with the
-numbers of the programs. The scale of an axis comes from its labels, as for a reader.
+The tests read the shapes of each drawing, and compare places, lengths, colours and labels with
+the numbers of the programs. The scale of an axis comes from its labels, as for a reader.
 """
 
 # ruff: noqa: F811 (the name of the fixture `page` is also that of the parameters)
@@ -367,8 +367,8 @@ def schedules(drawings: dict[str, list[Drawing]], page: Page) -> None:
     for name, label in labels.items():
         idle = times.percent(*times.share_idle(times.timeline(name, *given)))
         assert (
-            f"A step of {label} takes {times.in_seconds(ends[name] / 1e3)}, and the ranks are idle "
-            f"for {idle} of this time."
+            f"A step of {label} takes {times.in_seconds(ends[name] / 1e3)}, and the ranks are "
+            f"idle for {idle} of this time."
         ) in said
     key = {words: look for words, (look, _, _) in drawing.key().items()}
     assert key == {
@@ -512,7 +512,8 @@ def planner(drawings: dict[str, list[Drawing]], page: Page) -> None:
             re.findall("recompute(?: MLP)?", cell["name"])
         )
         for name, words in (
-            ("DP", "-way data"), ("TP", "-way tensor"), ("PP", " pipeline"), ("CP", "-way context"),
+            ("DP", "-way data"), ("TP", "-way tensor"),
+            ("PP", " pipeline"), ("CP", "-way context"),
         ):  # fmt: skip
             size = re.search(rf"{name} (\d+)", cell["name"])
             said = re.search(rf"(\d+){words}", match[1])
@@ -740,7 +741,8 @@ def formats(drawings: dict[str, list[Drawing]], page: Page) -> None:
         total, stops = numbers.repeated(term, g, times)
         block = next((e.top for e in drawing.all("text") if e.text.startswith("block")), 999)
         y_of = scale([
-            (number(each.text), each.top - 4) for each, _ in drawing.texts(NUMBER.pattern, "end soft")
+            (number(each.text), each.top - 4)
+            for each, _ in drawing.texts(NUMBER.pattern, "end soft")
             if each.top < block
         ])  # fmt: skip
         x_of = scale([
@@ -798,7 +800,7 @@ def formats(drawings: dict[str, list[Drawing]], page: Page) -> None:
                     level = abs(number(each.text))
                     assert near(abs(axis - each.top + 4), tall(level) - tall(0), 0.5)
 
-    # a bit has the colour and the name of its part of the format, and a click flips this bit only
+    # a bit has the colour and the name of its part of the format; a click flips this bit only
     _, bits = read(page, "formats")
     kinds = {kind: "".join(b["text"] for b in bits if b["class"] == kind) for kind in PARTS}
     assert [*kinds.values()] == said["bits"].split()
@@ -890,7 +892,8 @@ def attention(drawings: dict[str, list[Drawing]], page: Page) -> None:
         assert len(chips) == 5
         for words in (
             f"query {asked}:", f"maximum {said['history'][said['now']][1]}",
-            f"sum {said['history'][said['now']][3]}", f"output {said['history'][said['now']][4]}",
+            f"sum {said['history'][said['now']][3]}",
+            f"output {said['history'][said['now']][4]}",
         ):  # fmt: skip
             assert drawing.texts(re.escape(words)), words
 
@@ -945,7 +948,8 @@ def attention(drawings: dict[str, list[Drawing]], page: Page) -> None:
 
         state, heights = (-math.inf, 0.0, 0.0), [(0, 0)]
         graph = drawing.tips(
-            r"keys (\d+)–(\d+): (.*) comes from earlier tiles, (.*) is added, and the maximum is (.*)"
+            r"keys (\d+)–(\d+): (.*) comes from earlier tiles, (.*) is added, "
+            r"and the maximum is (.*)"
         )
         assert len(graph) == len([tile for tile in done if tile[0] == i])
         for each, m in graph:
@@ -987,7 +991,8 @@ def serving(drawings: dict[str, list[Drawing]], page: Page) -> None:
         assert (request.prompt, request.answer) == (int(m[2]), int(m[3]))
         assert each.kind == key[m[4]]
         spans = [
-            (begin, min(moment, end)) for (begin, kind), (end, _) in itertools.pairwise(request.events)
+            (begin, min(moment, end))
+            for (begin, kind), (end, _) in itertools.pairwise(request.events)
             if kind == kinds[m[4]] and begin <= moment
         ]  # fmt: skip
         (span,) = [span for span in spans if time(span[1] - span[0]) == m[5]][-1:]
@@ -1033,11 +1038,13 @@ def serving(drawings: dict[str, list[Drawing]], page: Page) -> None:
 
     mine = load.measure(s, s["rate"])
     boxes = drawing.tips(
-        r"(.*): half of the requests need at most (.*), and 99% need at most (.*)\. The limit is (\d+) ms\."
+        r"(.*): half of the requests need at most (.*), and 99% need at most (.*)\. "
+        r"The limit is (\d+) ms\."
     )
     for (box, m), name, waits in zip(
         boxes, ("ttft", "gap"),
-        ([r.first - r.arrival for r in run.requests], [r.worst for r in run.requests]), strict=True,
+        ([r.first - r.arrival for r in run.requests], [r.worst for r in run.requests]),
+        strict=True,
     ):  # fmt: skip
         half, most, limit = mine[name], mine[f"{name}99"], 1e6 * s[name]
         assert m[1].endswith({"ttft": "first token", "gap": "between tokens"}[name])
@@ -1125,7 +1132,8 @@ def serving(drawings: dict[str, list[Drawing]], page: Page) -> None:
 
 # Returns the facts, the headings and the rows of the table, the marked cells, and the sentence.
 WORDS = """place => {
-  const texts = (inside, where) => [...inside.querySelectorAll(where)].map(each => each.textContent)
+  const texts = (inside, where) =>
+    [...inside.querySelectorAll(where)].map(each => each.textContent)
   const lines = [...place.querySelectorAll(".instrument-facts > div")]
   const rows = [...place.querySelectorAll(".instrument-table tbody tr")]
   return JSON.stringify([
@@ -1147,12 +1155,11 @@ def marked(rows: dict[str, list[str]], best: str, column: int, word: str) -> lis
 def words_of_collective() -> list:
     links = [5e-6, 1e-9 / 450], [20e-6, 1e-9 / 50]
     said = program("collective").facts("all-reduce", "ring", 8, 4, 2**26, *links, 3)
-    rows = {
-        {"doubling": "recursive doubling", "hierarchical": "hierarchical (two levels)"}.get(n, n):
-            [cell.replace(" steps", "") for cell in cells]
-        for n, cells in said["others"].items()
-    }  # fmt: skip
     best = {"doubling": "recursive doubling", "hierarchical": "hierarchical (two levels)"}
+    rows = {
+        best.get(n, n): [cell.replace(" steps", "") for cell in cells]
+        for n, cells in said["others"].items()
+    }
     return [
         {
             "time, T": f"{said['formula']} = {said['sum']} = {said['time']}",
@@ -1164,8 +1171,8 @@ def words_of_collective() -> list:
         ["algorithm", "number of steps", "bytes that the busiest rank sends", "time"],
         marked(rows, best.get(said["fastest"], said["fastest"]), 2, "fastest"),
         "ring",
-        f"After 3 of 14 steps, {said['passed']} of {said['time']} have passed. The next step sends "
-        "8 messages of 8 MiB, 2 of them between nodes.",
+        f"After 3 of 14 steps, {said['passed']} of {said['time']} have passed. The next step "
+        "sends 8 messages of 8 MiB, 2 of them between nodes.",
     ]  # fmt: skip
 
 
@@ -1191,12 +1198,15 @@ def words_of_schedules() -> list:
             "operations at the cursor, 1F1B, from rank 0 on": now["ranks"][0],
             "operations at the cursor, ZB-V, from rank 0 on": now["ranks"][1],
         },
-        ["schedule", "time of a step", "idle time (bubble)", "most micro-batches that a rank holds"],
+        [
+            "schedule", "time of a step", "idle time (bubble)",
+            "most micro-batches that a rank holds",
+        ],
         marked({labels[n]: each for n, each in said["others"].items()},
                labels[said["shortest"]], 0, "shortest"),
         "1F1B",
-        f"After {now['time']}, {busy[0]} of 4 ranks with 1F1B and {busy[1]} of 4 ranks with ZB-V "
-        "are computing.",
+        f"After {now['time']}, {busy[0]} of 4 ranks with 1F1B and {busy[1]} of 4 ranks with "
+        "ZB-V are computing.",
     ]  # fmt: skip
 
 
@@ -1242,10 +1252,10 @@ def words_of_roofline() -> list:
         },
         ["operation", "FLOPs per byte", "highest TFLOP/s", "shortest time"],
         marked(rows, "", 0, ""), "decode",
-        "Memory limits decode at any batch size: with 1024 tokens in each sequence, it computes at "
-        f"most {said['ceiling']} FLOPs per byte, and the ridge is {said['ridge']}. With 8 sequences, "
-        f"it computes {said['intensity']}, and generates at most {said['tokens']} tokens/s. "
-        f"Weights and caches need {said['held']}.",
+        "Memory limits decode at any batch size: with 1024 tokens in each sequence, it "
+        f"computes at most {said['ceiling']} FLOPs per byte, and the ridge is {said['ridge']}. With 8 "
+        f"sequences, it computes {said['intensity']}, and generates at most {said['tokens']} "
+        f"tokens/s. Weights and caches need {said['held']}.",
     ]  # fmt: skip
 
 
@@ -1302,9 +1312,9 @@ def words_of_attention() -> list:
         ["keys", "largest score", "maximum", "factor", "sum", "output"],
         marked(said["history"], "", 0, ""), said["now"],
         f"{said['done']} tiles are done. The last one has {said['tile']}. It read "
-        f"Q and O and wrote O ({said['this tile']}). For query {said['query']}, the earlier output "
-        f"is multiplied by {shrink}. The maximum is now {m}, the sum is {total}, and the output is "
-        f"{out}.",
+        f"Q and O and wrote O ({said['this tile']}). For query {said['query']}, the earlier "
+        f"output is multiplied by {shrink}. The maximum is now {m}, the sum is {total}, and "
+        f"the output is {out}.",
     ]  # fmt: skip
 
 
@@ -1326,7 +1336,8 @@ def words_of_serving() -> list:
             "filled part of these blocks": said["filled"],
         },
         ["load", "tokens/s", "TTFT, median", "TTFT, p99", "gap, p99", "goodput"],
-        marked({str(n): cells for n, cells in said["loads"].items()}, said["best"], 4, "best"), "6",
+        marked({str(n): cells for n, cells in said["loads"].items()}, said["best"], 4, "best"),
+        "6",
         f"With 6 requests per second, {said['kept']} of the requests are in time. First token: "
         f"median {half}, p99 {most}. Nothing limits the server. At "
         f"{said['moment'].split(' of ')[0]}: {said['now']}.",
@@ -1348,9 +1359,11 @@ def check_words(page: Page, name: str, words: list) -> None:
         assert texts[0] == texts[1], place
 
 
-# The colours that the page of an instrument names, of a property of the first element of a selector
+# The colours that the page of an instrument names: for a selector, a property and its colour
 COLOURS = {
-    "collective": {"path.arc.far": ("stroke", "orange"), "path.arc:not(.far)": ("stroke", "blue")},
+    "collective": {
+        "path.arc.far": ("stroke", "orange"), "path.arc:not(.far)": ("stroke", "blue"),
+    },
     "schedules": {"path.live": ("fill", "grey"), "rect.pace": ("fill", "violet")},
     "memory": {
         "rect.op-F": ("fill", "blue"), "rect.op-B": ("fill", "orange"),
@@ -1396,7 +1409,7 @@ def check_colours(page: Page, name: str) -> None:
             assert least <= 360 * hue <= most and strength > 0.25, (where, each)
 
 
-# Starts a player, and returns the shapes of the frame that many ms later, without waiting for it.
+# Starts a player, and returns the shapes of the frame `later` ms later, without waiting for it.
 PLAYED = f"""(place, later) => {{
   const look = {SHAPES}, real = requestAnimationFrame
   const press = words =>
@@ -1466,7 +1479,7 @@ def check_messages_on_their_way(page: Page, messages: list[tuple]) -> None:
 
 
 def check_tip_and_player(page: Page, name: str) -> None:
-    """Check that a shape shows its own tooltip, and that the buttons move in their direction."""
+    """Check that a shape shows its own tooltip, and that the buttons step as they say."""
     svg = page.locator(f"#{name} .instrument-stage svg")
     tips = svg.evaluate(
         "svg => [...svg.querySelectorAll('[data-tip]')].map(e => e.dataset.tip)"
@@ -1487,8 +1500,8 @@ def check_tip_and_player(page: Page, name: str) -> None:
         assert int(slider.input_value()) == at
 
 
-# For each instrument, the functions that check its pictures and its words, and the settings of the
-# pictures. The words are those of the last picture.
+# For each instrument, the function that checks its pictures, the function that returns its
+# words, and the settings of the pictures. The words are those of the last picture.
 PICTURES = {
     "collective": (
         collective,
