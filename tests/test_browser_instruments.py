@@ -644,9 +644,9 @@ def test_every_control_works_by_keyboard(page: Page, site_url: str, name: str) -
         assert each.get_attribute("aria-label")
 
 
-# For each address: the link that the instrument offers, and its facts. The instrument restarts
-# in the same page, which needs a tenth of the time of a page load.
-STATES = """async ([name, queries]) => {
+# For each address: what `look` returns about the instrument. The instrument restarts in the same
+# page, which needs a tenth of the time of a page load.
+RESTART = """async ([name, queries]) => {
   const text = await (await fetch(location.pathname)).text()
   const first = new DOMParser().parseFromString(text, "text/html").getElementById(name)
   const { src } = document.querySelector(`script[src*="/${name}.js"]`)
@@ -659,12 +659,21 @@ STATES = """async ([name, queries]) => {
     go(null, "", `?${query}`)
     await import(`${src}?${i}`)
     while (!place.matches("[data-ready]:not([aria-busy])")) await new Promise(requestAnimationFrame)
-    const link = new Promise(copied => { navigator.clipboard.writeText = async url => copied(url) })
-    ;[...place.querySelectorAll("button")].find(each => each.textContent === "Copy link").click()
-    shown.push([await link, place.querySelector(".instrument-facts").innerText])
+    shown.push(await look(place))
   }
   return shown
 }"""
+# For each address: the link that the instrument offers, and its facts.
+STATES = f"""states => {{
+  const look = async place => {{
+    const link = new Promise(copied => {{
+      navigator.clipboard.writeText = async url => copied(url)
+    }})
+    ;[...place.querySelectorAll("button")].find(each => each.textContent === "Copy link").click()
+    return [await link, place.querySelector(".instrument-facts").innerText]
+  }}
+  return ({RESTART})(states)
+}}"""
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -907,12 +916,75 @@ def test_the_picture_stays_in_view_and_covers_no_control(
         assert not page.locator(".md-top").is_visible()
 
 
+# Returns the initial settings of a module.
+FIRST_SETTINGS = """async url => {
+  const { controls } = await import(url), state = {}
+  for (const { name, first } of controls) {
+    state[name] = typeof first === "function" ? first(state) : first
+  }
+  return Object.fromEntries(Object.entries(state).map(([name, value]) => [name, String(value)]))
+}"""
+# The settings that the name of a preset promises, in the words of the address
+PRESETS = {
+    "collective": {
+        "8 ranks in one node": "ranks=8 node=8",
+        "2 nodes of 8, small tensor": "ranks=16 node=8 size=65536",
+        "2 nodes of 8, large tensor": "ranks=16 node=8 size=268435456",
+    },
+    "schedules": {
+        "4 ranks, 8 micro-batches": "ranks=4 micro-batches=8",
+        "one slow rank": "rank-0=10 rank-1=10 rank-2=15 rank-3=10 ranks=4",
+        "a link that is too slow": "link=8",
+        "8 ranks, 16 micro-batches": "ranks=8 micro-batches=16",
+        "less memory: V-Half and V-Min": "schedule=v-half other=v-min",
+    },
+    "memory": {
+        "Llama 3 70B, 256 H100, ZeRO-1":
+            "model=llama-3-70b gpu=h100 dp=16 tp=4 pp=4 cp=1 zero=1 view=stages",
+        "Llama 3 8B, 8 H100, FSDP": "model=llama-3-8b gpu=h100 dp=8 tp=1 pp=1 cp=1 zero=3",
+        "Llama 3 70B over time, ZeRO-1": "model=llama-3-70b view=step zero=1",
+        "Llama 3 405B, 1,024 H100, ZeRO-1":
+            "model=llama-3-405b gpu=h100 dp=8 tp=8 pp=16 cp=1 zero=1",
+    },
+    "planner": {
+        "Llama 3 70B on 256 H100": "model=llama-3-70b gpu=h100 gpus=256",
+        "Llama 3 70B on 64 H100, 1M tokens in a step":
+            "model=llama-3-70b gpu=h100 gpus=64 batch=1048576",
+        "Llama 3 8B on 8 H100, 512K tokens in a step":
+            "model=llama-3-8b gpu=h100 gpus=8 batch=524288",
+    },
+    "roofline": {
+        "one user of Llama 3 8B": "model=llama-3-8b point=decode batch=1",
+        "256 users at once": "point=decode batch=256",
+        "448 users, 128 tokens each": "point=decode batch=448 context=128",
+        "a large matrix product": "point=matmul tokens=8192 width=8192",
+    },
+    "formats": {
+        "0.1 in bf16": "number=0.1 format=bf16 scale=0",
+        "4,096 ones added in bf16": "number=1 format=bf16 times=4096 scale=0",
+        "a small gradient in fp16": "number=2e-8 format=fp16 scale=0",
+        "a block in NVFP4": "format=nvfp4",
+    },
+    "attention": {
+        "1,024 tokens": "sequence=1024",
+        "causal mask": "mask=causal",
+        "small tiles": "rows=32 columns=32",
+        "outer loop over keys": "order=keys-outside",
+    },
+    "serving": {
+        "light load: 3 per second": "rate=3",
+        "highest goodput: 6 per second": "rate=6",
+        "overload: 10 per second": "rate=10",
+    },
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_preset_sets_all_values_and_the_address(page: Page, site_url: str, name: str) -> None:
     open_instrument(page, site_url, name)
     presets = page.locator(f"#{name} .instrument-presets button")
-    assert presets.count() >= 2
-    addresses = set()
+    assert presets.all_inner_texts() == list(PRESETS[name])
+    addresses = {}
     for preset in presets.all():
         preset.click()
         wait_for_answer(page, name)
@@ -920,8 +992,13 @@ def test_a_preset_sets_all_values_and_the_address(page: Page, site_url: str, nam
         query = address(page)
         open_instrument(page, site_url, name, f"?{query}")
         assert preset.get_attribute("aria-pressed") == "true"
-        addresses.add(query)
-    assert len(addresses) == presets.count()
+        addresses[preset.inner_text()] = query
+    assert len({*addresses.values()}) == presets.count()
+    first = page.evaluate(FIRST_SETTINGS, f"{site_url}assets/instruments/{name}.js")
+    for words, query in addresses.items():
+        settings = first | dict(parse_qsl(query))
+        promised = dict(each.split("=") for each in PRESETS[name][words].split())
+        assert {each: settings[each] for each in promised} == promised, words
 
 
 # Returns the name of each control of a module, and its values with the initial settings.
