@@ -407,9 +407,9 @@ if __name__ == "__main__":
 # The minimum clips only in one direction. If $A > 0$ and $\rho = 1.5$, the token is already
 # much more likely than before. The minimum is then $1.2 A$, which is constant, so the gradient
 # of this token is zero. If $A < 0$ and $\rho = 1.5$, the token has become more likely although
-# its answer is bad. The minimum is then $1.5 A$, and the gradient corrects the mistake. Below 1,
-# the two cases are exchanged: for $\rho = 0.5$, the gradient is zero if $A < 0$, but not if
-# $A > 0$.
+# its answer is bad. The minimum is then $1.5 A$, and the gradient corrects the mistake. For
+# $\rho < 1$, the two cases are exchanged: with $\rho = 0.5$, the gradient is zero if $A < 0$,
+# but not if $A > 0$.
 #
 # Which tokens does the objective include? The mask is 1 for each token that the policy chose,
 # and 0 for padding. All answers are stored with the same length, so an answer is padded with
