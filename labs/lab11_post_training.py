@@ -1305,8 +1305,8 @@ if __name__ == "__main__":
 #
 # **What happens without `END` in the mask?** With the seed 100, not much: the mean reward of
 # the last eight iterations is 0.92 instead of 0.99. Wrong answers still teach the policy to end
-# its answers. If the fourth token of an answer is a bracket, the answer is wrong. Its advantage
-# is negative or 0, so the bracket becomes less likely. The probabilities of all tokens add up
-# to 1, so `END` becomes more likely. With `advantages = rewards`, no number is negative, and
-# this way is closed. With the seed 100, the reward then falls to 0.01, and with the seed 500 it
-# reaches only 0.51.
+# its answers. If the fourth token of an answer is a bracket, the answer is wrong, and its
+# advantage is negative or 0. If the advantage is negative, the bracket becomes less likely. The
+# probabilities of all tokens add up to 1, so `END` becomes more likely. With `advantages =
+# rewards`, no number is negative, and this way is closed. With the seed 100, the reward then
+# falls to 0.01, and with the seed 500 it reaches only 0.51.

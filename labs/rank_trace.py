@@ -976,6 +976,8 @@ class Calls:
         """Return an operation: its name, group, root or peer, and the tensors that it sends."""
         if name in SETUP:
             ranks = arguments.get("ranks")
+            if isinstance(ranks, Iterator):
+                return None  # sorted() would empty it, and the program needs it
             world = int(os.environ.get("WORLD_SIZE", "1"))
             members = list(range(world)) if ranks is None else sorted(ranks)
             return {"name": name, "group": name, "ranks": list(range(world)), "of": members}

@@ -3,8 +3,8 @@
 Collectives are matched only by their order. Rank 1 reduces the count before the loss, and the
 other ranks reduce the loss before the count. With equal shapes and dtypes, the backend adds
 a loss to a count. TORCH_DISTRIBUTED_DEBUG=DETAIL compares operation, shape and dtype. All three
-are equal here, so it reports nothing. It reports the mistake if one of the three differs. With
-two ranks, both log the same wrong mean. With three ranks, rank 1 logs a different one.
+are equal here, so it reports nothing. It reports the mistake if one of the three differs. The
+numbers are chosen so that two ranks log equal wrong means. With three ranks, the means differ.
 
     (no flag)    equal shapes: no error, and a wrong mean
     --shapes     the count is a tensor of a different shape

@@ -3,8 +3,8 @@
 Ranks 0 and 1 train, and each has one half of every layer. Rank 2 generates text and needs the
 new weights. The halves are joined by an all-gather in the group of the trainers, and rank 0
 broadcasts the whole layer in a second group, to which all three ranks belong. Rank 0 broadcasts
-each layer as soon as it is gathered. Rank 1 first gathers all layers. At layer 1, rank 1 waits
-for rank 0 in the first group, and rank 0 waits for rank 1 in the second group.
+each layer as soon as it is gathered. Rank 1 first gathers all layers. So rank 1 waits for rank
+0 in the all-gather of layer 1, and rank 0 waits for rank 1 in the broadcast of layer 0.
 
     (no flag)   ranks 0 and 1 belong to both groups: a deadlock, which ends with a time-out
     --apart     the second group has only ranks 0 and 2, and the same loops complete

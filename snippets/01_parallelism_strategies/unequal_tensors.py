@@ -109,7 +109,7 @@ def main() -> int:
     try:
         if args.fix:
             rows = gather_uneven(x, group)
-            # Test it also if rank 0 has more numbers, and integers. A row has at most 7 floats.
+            # Now rank 0 has more numbers, and integers. Each row is padded to exactly 7 floats.
             dtype = torch.int32 if rank == 0 else torch.float32
             other = gather_uneven(torch.full((7 - 4 * rank,), 1 + rank, dtype=dtype), group)
             assert [row.tolist() for row in other] == [[1.0] * 7, [2.0] * 3]

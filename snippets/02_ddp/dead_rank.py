@@ -92,7 +92,7 @@ def main() -> int:
     if int(os.environ.get("WORLD_SIZE", "1")) < 2:
         sys.exit("dead_rank.py needs 2 ranks or more, started by torchrun")
 
-    # torchrun sends SIGTERM to the survivors. Rank 0 stores the signal, and prints its error.
+    # torchrun sends SIGTERM to the survivors. Rank 0 only stores it, so it can print its error.
     signals: list[int] = []
     if os.environ["RANK"] == "0":
         signal.signal(signal.SIGTERM, lambda number, _: signals.append(number))
@@ -126,7 +126,7 @@ def main() -> int:
                 listens = time.perf_counter()
                 while not signals and time.perf_counter() < listens + patience:
                     time.sleep(0.05)  # until torchrun has noticed rank 1
-                assert signals or time.perf_counter() >= listens + 2  # it has looked 20 times
+                assert signals or time.perf_counter() >= listens + 2  # time for 20 checks
                 print(f"SIGTERM from torchrun: {bool(signals)}", flush=True)
                 assert bool(signals) != args.stuck
             return 1

@@ -2,8 +2,8 @@
 
 Every rank except the last one finds its compiled kernels in a cache. A sleep stands for the
 compilation on the last rank. The timeout is 1 second here, where the default of NCCL is ten
-minutes. After the warm-up, the step completes. Then all ranks need new kernels, and the same
-step in the same group times out. Look at which rank prints the message.
+minutes. After the warm-up, the step completes. Then the last rank must compile again, and the
+same step in the same group times out. Look at which rank prints the message.
 """
 
 import faulthandler

@@ -5,9 +5,11 @@ gradient for it at the same moment. A blocking send waits until the other side r
 wait forever. With NCCL, a rank can also wait for the connection to the other rank, which has no
 timeout. The program then ends after 60 seconds and prints the line in which each rank waits.
 
-    (no flag)   one exchange in which rank 1 receives first completes. Then both ranks send
-                first, and the timeout ends it
-    --fix       both in one batch_isend_irecv
+Each run begins with a control, which is not counted: one exchange in which rank 1 receives
+before it sends. This exchange completes.
+
+    (no flag)   then both ranks send first, and the timeout ends the program
+    --fix       then both transfers are in one batch_isend_irecv
 """
 
 import faulthandler

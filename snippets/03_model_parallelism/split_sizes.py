@@ -10,7 +10,7 @@ compare the counts, and may end with a time-out or with wrong data.
     --case own      what a rank sends to itself is not what it expects from itself
     --case long     it expects fewer rows from the other rank than come
     --case short    it expects more
-    --fix          the counts are exchanged first
+    --fix           the counts are exchanged first, in two exchanges with different counts
 """
 
 import argparse

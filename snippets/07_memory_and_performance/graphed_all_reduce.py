@@ -114,7 +114,7 @@ def main() -> int:
     assert expected.abs().min() > 1e-3  # every weight has moved
     warm = Step(device)
     warm()
-    assert warm.weights.abs().min() > 1e-3  # so capture_step must reset them
+    assert warm.weights.abs().min() > 1e-3  # a warm-up changes them, so it must be undone
 
     eager, eager_s = train(device, graph=False)
     torch.testing.assert_close(eager, expected, rtol=1e-9, atol=1e-9)

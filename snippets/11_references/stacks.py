@@ -94,7 +94,7 @@ def main() -> None:
         for number, frames in enumerate(stacks):
             print(f"rank {number}: {' < '.join(frames)}")
         print(f"a different stack than most ranks: rank {different(stacks)}")
-        for first in range(n):  # the other rank is found wherever it is in the list
+        for first in range(n):  # rank 1 is found at every place in the list
             assert different(stacks[first:] + stacks[:first]) == [(1 - first) % n]
     dist.destroy_process_group()
 

@@ -205,7 +205,7 @@ def check() -> int:
                 compared += 1
                 roof = min(gpu["flops"], flops / moved * gpu["bandwidth"])
                 assert abs(flops / least(flops, moved, gpu) / roof - 1) < 1e-12
-            # arithmetic limits decode from the first batch on, or memory limits every batch
+            # arithmetic limits decode from the batch `first` on, or memory limits every batch
             for length in (32, c, 8192):
                 first = arithmetic_from(s, length, gpu)
                 tried = [first - 1, first] if first else [1, 10**6]

@@ -387,8 +387,7 @@ def main() -> None:
         # "one step off", the trainer permits the next batch only after a step has started.
         least = TRAIN if mode == "asynchronous" else step
         assert end - steps[0][0] >= (STEPS - 1) * least + TRAIN
-        assert max(measured) < 1.001  # nobody works for longer than the whole time
-        assert math.isclose(measured[0] * period * (STEPS - 1), trains)
+        assert max(measured) < 1.001  # no process works for longer than the whole time
         assert trains >= (STEPS - 1) * TRAIN
         if mode == "synchronous":  # all samples of these steps are inside this time
             assert period >= step

@@ -121,7 +121,7 @@ def outcomes() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 def push_to_stop(normalize: Callable, answers: int, advantage: float) -> float:
-    """Expected gradient of the stop logit, relative to the expected size of one score.
+    """Expected gradient of the stop logit, divided by the last of `typical_sizes()`.
 
     Every answer has the same advantage. The sum runs over all lengths of all answers.
     """
@@ -137,7 +137,7 @@ def push_to_stop(normalize: Callable, answers: int, advantage: float) -> float:
 
 
 def typical_sizes() -> tuple[float, float, float]:
-    """Return the mean length of an answer, the typical size of its score, and their ratio."""
+    """Return the mean length of an answer, the typical size of its score, and size / length."""
     lengths, scores, probability = outcomes()
     mean, size = (probability @ lengths).item(), (probability @ scores.square()).sqrt().item()
     assert abs(size**2 - mean * P_STOP * (1 - P_STOP)) < 1e-12  # the tokens are independent
@@ -163,7 +163,7 @@ def main() -> None:
     check_constant()
     print_tokens()
     mean, size, unit = typical_sizes()
-    print(f"\nmean length {mean:.2f}, gradient of an answer {size:.3f}, of a token {unit:.3f}")
+    print(f"\nmean length {mean:.2f}, gradient of an answer {size:.3f}, per token {unit:.3f}")
     print(f"push towards the end of an answer, lengths 1 to {LONGEST}")
     print("normalization      answers   right answers   wrong answers")
     bias = {}

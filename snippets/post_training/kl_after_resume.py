@@ -3,7 +3,7 @@
 A penalty keeps the policy near a reference, which is the policy before GRPO. The checkpoint is
 complete, but three of the resumed jobs do not load all of it. "Reported" is the KL to the
 reference that the job uses. "True" is the KL to the right reference. The reward is exact.
-With --seed 1 to --seed 4, the program shows a different run.
+The options --seed 1 to --seed 4 repeat the experiment with other random numbers.
 """
 
 import argparse
@@ -237,7 +237,9 @@ def distance(policy: Policy, other: Policy) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seed", type=int, default=0, help="recorded: 0")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="0 is recorded, and 0 to 4 are tested"
+    )
     seed = parser.parse_args().seed
     torch.set_num_threads(1)
     torch.manual_seed(seed)
@@ -286,13 +288,12 @@ def main() -> None:
     factor = optimizer[1] / none[1]
     print(f"optimizer not loaded: the KL of the first update is ≈{factor:.0f} times as large")
     assert 0.97 < optimizer[0] / (RATE * count**0.5) < 1.03
-    longer, larger = (2, 50) if seed == 0 else (1.2, 2)  # at least so many times
-    assert optimizer[0] > longer * none[0] and factor > larger
-    assert optimizer[2] < none[2] - 0.01 and optimizer[2] < before - 0.01  # the damage
+    assert optimizer[0] > 1.2 * none[0] and factor > 1.5  # for each of the five seeds
+    assert optimizer[2] < none[2] - 0.01 and optimizer[2] < before - 0.01  # the reward falls
     assert abs(optimizer[3] - none[3]) < 1e-6  # the KL at the resume does not show the mistake
     assert same[3] == 0.0 and same[4] < none[4] / 4  # the job reports almost no KL
     assert same[5] > 1.01 * none[5]  # and the policy moves further from the right reference
-    assert missing[3] > 2.5 * none[3] and abs(none[4] - none[5]) == 0.0
+    assert missing[3] > 2.5 * none[3] and none[4] == none[5]
 
 
 if __name__ == "__main__":

@@ -5,8 +5,8 @@ block are trained. The sampler merges them into its own copy of the frozen weigh
 adapters switched off, the trainer is the reference model of the KL term. The table counts the
 bytes. The last lines compare the log-probabilities of the trainer with other samplers: one
 merges in fp32, one merges in bf16, one adds the adapters in each sync to weights that are
-already merged, and one received no update. The frozen weights are bf16 numbers, so the
-sampler in bf16 differs only because it rounds the merged weights.
+already merged, and one received no update. All of them compute in fp32. The frozen weights
+are bf16 numbers, so the sampler that merges in bf16 differs only because the merge rounds.
 """
 
 import contextlib
@@ -255,7 +255,7 @@ def train(
         assert torch.equal(reference, log_probs_of(frozen, prompts, answers))
         for update in range(2):
             new = log_probs_of(policy, prompts, answers)
-            if update == 0:  # the sampler has the newest adapters, so both programs agree
+            if update == 0:  # the sampler has the newest adapters, so both agree
                 torch.testing.assert_close(new.detach() * mask, old, rtol=0, atol=1e-4)
             gap = reference - new
             kl = ((gap.exp() - gap - 1) * mask).sum() / mask.sum()

@@ -85,7 +85,7 @@ def sample(policy: Policy, prompts: torch.Tensor, new: int, rng: torch.Generator
 
 
 def bracket_rewards(prompts: torch.Tensor, answers: torch.Tensor) -> torch.Tensor:
-    """1.0 where the first token closes the last bracket, as for 1 of 6 random tokens, [n]."""
+    """1.0 where the first token closes the last bracket, as 1 of 6 tokens does, [n]."""
     return (answers[:, 0] == prompts[:, -1] + (CLOSING - OPENING)).float()
 
 

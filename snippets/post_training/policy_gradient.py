@@ -68,9 +68,10 @@ ESTIMATORS: dict[str, Callable] = {
 
 
 def compare_estimators(weights: torch.Tensor) -> dict[str, tuple[float, float, float]]:
-    """Return the length along the exact gradient, the angle in degrees, and the noise.
+    """Return the length of the expected gradient, its angle in degrees, and the noise.
 
-    The noise is the standard deviation of one estimate, divided by the length of its mean.
+    The unit of the length is the exact gradient. The noise is the standard deviation of one
+    estimate, divided by the length of its mean.
     """
     exact = exact_gradient(weights)
     rows = {}
@@ -79,12 +80,13 @@ def compare_estimators(weights: torch.Tensor) -> dict[str, tuple[float, float, f
         along = (mean @ exact / (exact @ exact)).item()
         across = ((mean - along * exact).norm() / exact.norm()).item()
         noise = math.sqrt(variance) / mean.norm().item()
-        rows[name] = (along, math.degrees(math.atan2(across, along)), noise)
+        length = (mean.norm() / exact.norm()).item()
+        rows[name] = (length, math.degrees(math.atan2(across, along)), noise)
     return rows
 
 
 def weight_of_prompt(p: float, group: int) -> tuple[float, float, float]:
-    """For rewards of 0 and 1, return the factors of the gradient and the silent groups.
+    """For rewards of 0 and 1, return two factors of the gradient and the silent groups.
 
     The first factor belongs to the baseline "mean of the group", and the second to GRPO. The
     third number is the fraction of groups without gradient. One logit decides whether the

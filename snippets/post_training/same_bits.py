@@ -265,7 +265,10 @@ def check_order(rows: torch.Tensor, weight: torch.Tensor, policy: "Policy") -> N
     for parts, value in expected.items():
         assert ordered_product(rows[:1], weight[:1], parts).item() == value.item()
     assert ordered_sum(terms).item() == expected[1].item()
-    assert add_in_a_loop(terms.flip(0)) != expected[1], "the order must change the bits"
+    products = [row * weight[0] for row in rows[:8]]
+    assert any(add_in_a_loop(each) != add_in_a_loop(each.flip(0)) for each in products), (
+        "the order must change the bits"
+    )
     with Operations() as operations:
         tokens = torch.tensor([[OPENING, OPENING + 1, CLOSING]])
         ordered_log_softmax(OrderedPolicy(policy)(tokens))
@@ -336,7 +339,8 @@ def main() -> None:
             off = (log_probs - reference[which])[chosen].abs()
             other, units = (off > 0).sum().item(), off.max().item() * 1e7
             assert other == (log_probs != reference[which])[chosen].sum()
-            assert (off * 1e7 <= units + 1e-6).all() and (units > 0.1 or other == 0)
+            # the printed number must be the largest difference, and not the mean
+            assert (off.double() * 1e7 <= units).all() and (units > 0.1 or other == 0)
             if engine is first:
                 passes = [[batch, 4], *[[batch, 1]] * 4] * (len(log_probs) // batch)
                 assert first.passes[-len(passes) :] == passes

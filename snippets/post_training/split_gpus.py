@@ -57,7 +57,8 @@ def step_seconds(gpus: int, x: int, train: float, sample: float, overlap: bool) 
 def nearest_split(sample: float, overlap: bool) -> tuple[int, float]:
     """Return the whole number of training GPUs that the formula chooses, and its seconds."""
     x = best_trainers(GPUS, TRAIN, sample, overlap)
-    splits = {n: step_seconds(GPUS, n, TRAIN, sample, overlap) for n in (int(x), int(x) + 1)}
+    near = max(1, int(x)), min(GPUS - 1, int(x) + 1)
+    splits = {n: step_seconds(GPUS, n, TRAIN, sample, overlap) for n in near}
     nearest = min(splits, key=splits.__getitem__)
     return nearest, splits[nearest]
 
@@ -138,7 +139,7 @@ def draw(rows: dict[str, dict[int, float]], sample: float) -> None:
 
 
 def expect(correct: bool, lesson: str, found: str) -> None:
-    """Say what the recorded settings show, if other settings show something else."""
+    """Raise an error that names the recorded lesson if the settings do not show it."""
     assert correct, f"with the recorded settings, {lesson}; your settings give {found}"
 
 
@@ -157,17 +158,22 @@ def check(rows: dict[str, dict[int, float]], ages: dict[int, int], sample: float
         found = f"{best} GPUs and {row[best]:.1f} s, not {x} and {least:.1f} s ({name})"
         if row is rows[CONTINUOUS]:
             seconds, half = row[GPUS // 2], step_seconds(GPUS, GPUS // 2, TRAIN, sample, True)
-            expect(best == x and row[best] < 1.1 * least, "the formula is right", found)
+            lesson = "the best split is the split of the formula"
+            expect(best == x and row[best] < 1.1 * least, lesson, found)
             found = f"{seconds:.1f} s with half of the GPUs, {half:.1f} s by the formula"
-            expect(abs(seconds / half - 1) < 0.03, "the formula is right", found)
+            expect(
+                abs(seconds / half - 1) < 0.03, "a step needs the time of the formula", found
+            )
             expect(half > 1.15 * least, "half of the GPUs is at least 15% slower", found)
         else:
-            lesson = "waiting for the longest answer moves GPUs to the samplers"
+            lesson = "if a step waits for its longest answer, more GPUs should sample"
             expect(best <= x and row[best] > 1.2 * least, lesson, found)
     for x, each in enumerate(zip(*(row.values() for row in rows.values()), strict=True), 1):
         found = " and ".join(f"{seconds:.1f}" for seconds in each) + f" s ({x} training GPUs)"
         expect(each[0] > each[1] > 0.99 * each[2], "less waiting makes a step shorter", found)
-        lesson = f"samplers get {BOUND} steps ahead if at least half of the GPUs sample"
+        lesson = (
+            f"the highest age is {BOUND} if at most half of the GPUs train, and lower otherwise"
+        )
         found = f"a highest age of {ages[x]} ({x} training GPUs)"
         expect((ages[x] == BOUND) == (x <= GPUS // 2), lesson, found)
 

@@ -1,10 +1,10 @@
 """Shows what old samples cost: seconds of a step, and the learning curve of a small policy.
 
 A batch is at most k training steps old. A larger k hides the longest answer, so steps take less
-time. But older samples teach less, so more steps are needed. Look at the last columns: which k
-reaches the highest reward in the same time. The ratio of probabilities in the objective
-corrects old samples; the last row shows the same training without it. `--seeds 16` trains with
-16 seeds. Draws staleness_and_reward.svg.
+time. But older samples teach less, so more steps are needed. The column "after 40 minutes"
+shows which k reaches the highest reward in the same time. The ratio of probabilities in the
+objective corrects old samples; the last row shows the same training without it. `--seeds 16`
+trains with 16 seeds. Draws staleness_and_reward.svg.
 """
 
 import argparse
@@ -235,8 +235,8 @@ def last_end(durations: list[float], slots: int) -> float:
 def simulated_step(age: int, batches: list[list[float]]) -> tuple[float, float]:
     """Simulate samplers that may be `age` batches ahead of the trainer.
 
-    Returns the mean seconds of the measured steps, and the mean seconds that each slot works in
-    such a step.
+    Returns the mean seconds of the measured steps, and the mean seconds for which a slot works
+    during such a step.
     """
     free, ends, spans = [0.0] * SLOTS, [], []
     for step, batch in enumerate(batches):
@@ -303,10 +303,12 @@ def draw(curves: dict[tuple, list[list[float]]], steps: dict[int, float]) -> Non
 def main() -> None:
     torch.set_num_threads(1)
     parser = argparse.ArgumentParser()
-    parser.add_argument("--seeds", type=int, default=SEEDS, help="the page uses 4")
+    parser.add_argument(
+        "--seeds", type=int, default=SEEDS, help="number of seeds, 4 by default"
+    )
     count = parser.parse_args().seeds
-    if count < 1:
-        parser.error("--seeds must be at least 1")
+    if count < SEEDS:
+        parser.error(f"--seeds must be at least {SEEDS}, or the means say too little")
     rng = random.Random(0)
     # the last batches keep the samplers busy until the last measured step ends
     batches = [[duration_of_answer(rng) for _ in range(ANSWERS)] for _ in range(LAST + 15)]
@@ -378,7 +380,8 @@ def main() -> None:
     assert area[8, False] > area[8, True]
     assert max(falls[8, False]) > max(falls[8, True])
     timed = {key: row[2] for key, row in table.items()}
-    assert timed[2, True] > max(timed[0, True], timed[8, True])  # but per minute, 2 is best
+    # but after 40 minutes, samples that are two steps old have led to the highest reward
+    assert timed[2, True] > max(timed[0, True], timed[8, True])
     for (age, corrected), rows in curves.items():  # the columns, from the mean curve
         middle = [fmean(each) for each in zip(*rows, strict=True)]
         steps = {0: 11, 2: 33, 8: 37}[age]  # in 40 minutes

@@ -149,7 +149,7 @@ def sync(transfer: Transfer, policy: PolicyWeights, limit: int, trains: bool) ->
 
 
 def check_uneven_rows(transfer: Transfer, group: dist.ProcessGroup, trains: bool) -> None:
-    """Gather five rows and one row, which two or more trainer ranks cannot share evenly."""
+    """Gather five rows, and then one row, which only one of the trainer ranks stores."""
     if trains:
         torch.manual_seed(3)
         shapes = ((5, 3), (1, 3))

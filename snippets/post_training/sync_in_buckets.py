@@ -231,7 +231,7 @@ class Engine:
 def check(old: Policy, new: Policy, results: list[list[torch.Tensor]], way: str):
     """Compare every token with the weights of its label.
 
-    Returns a line of the table, and a sentence if the line differs from the recorded lesson.
+    Returns a line of the table, and a message if the results differ from the recorded ones.
     """
     worst, counts, mixed = [0.0, 0.0], [0, 0], 0
     for prompts, answers, log_probs, versions in results:
@@ -249,15 +249,14 @@ def check(old: Policy, new: Policy, results: list[list[torch.Tensor]], way: str)
     right = [error < 1e-4 for error in worst]
     surprise = ""
     if right != WAYS[way]:
-        surprise = f"{way}: with the recorded settings, the labels old and new are true: "
-        surprise += f"{WAYS[way]}; your settings give {right}"
+        surprise = f"{way}: with the recorded settings, the labels (old, new) are right: "
+        surprise += f"{WAYS[way]}; with your settings, they are right: {right}"
     elif not all(right) and max(worst) <= 0.1:
         surprise = f"{way}: with the recorded settings, a wrong label has an error above 0.1"
     elif not (mixed == 0) == (counts[1] == 0) == (way == "drain"):
-        surprise = (
-            f"{way}: with the recorded settings, only drain writes no token with the new "
-        )
-        surprise += f"version; your settings give {counts[1]} of these tokens"
+        surprise = f"{way}: with the recorded settings, only drain has no token with the new "
+        surprise += "version and no answer with two versions; your settings give "
+        surprise += f"{counts[1]} of these tokens and {mixed} of these answers"
     errors = " ".join(f"{error:10.3f}" for error in worst)
     return f"{way:11} {counts[0]:9} {counts[1]:9} {mixed:13} {errors}", surprise
 

@@ -14,7 +14,8 @@ The program uses gloo, in which the root of a broadcast waits for all receivers.
 small tensor to its own buffers, so the root can continue, and other calls can hang.
 
 If the machine stops a rank for seconds, a call can reach its limit before the ranks wait for
-each other. A thread of each rank measures such a stop. The program then repeats the case.
+each other. A thread of each rank measures such stops. After a stop of one second or more, the
+program repeats the case "different token".
 """
 
 import os

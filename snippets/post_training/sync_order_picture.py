@@ -125,6 +125,7 @@ def check_variants() -> None:
 
 
 def main() -> None:
+    check_variants()
     cases, reports = {}, {}
     for title, starts, buckets, variant in (
         ("Both sampler ranks start the sync before token 2: all finish", (2, 2), 2, "direct"),
@@ -156,7 +157,6 @@ def main() -> None:
     # the same places as in the real run of sync_order_hang.py
     assert hang == [Call("send", 0), Call("gather", 1), Call("send", 1), Call("token", 2)]
     waits = list(cases.values())[1][2]
-    check_variants()
     assert cycle(waits, 0) == [0, 3, 2, 0] and cycle(waits, 1) == [1, 0, 3, 2, 0]
 
 

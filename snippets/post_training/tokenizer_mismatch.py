@@ -194,8 +194,9 @@ def main() -> None:
     assert results["token numbers"][0] == 0 and results["text"][0] > len(answers) / 2
     torch.testing.assert_close(results["token numbers"][1], torch.ones(len(answers)))
     assert rewards.sum() > 0 and results["token numbers"][2] > 0.999
-    assert results["text"][0] < len(answers)  # this number counts answers, not tokens
-    # the ratio of an answer is a product: probabilities of 2 answers can differ 100 times
+    # answers are counted, not tokens, and some answers do not change
+    assert results["text"][0] < len(answers)
+    # the ratio of an answer is a product over its tokens, so it can be far from 1
     assert results["text"][1].min() < 0.01 and results["text"][1].max() > 2
     assert results["text"][2] < 0.9
 

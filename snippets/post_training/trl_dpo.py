@@ -3,8 +3,8 @@
 The pairs are random answers of different lengths. The reference model differs from the policy.
 TRL computes the log-probabilities of the reference either in each step, or once before the
 training. Both ways lead to the same weights as the loss by hand. With a supervised term, TRL
-and the loss by hand also agree. In the last two rows, TRL has
-a different loss or a different beta, so its weights differ from the weights by hand.
+and the loss by hand also agree. In the last two rows, TRL has a different loss or a different
+beta, so its weights differ from the weights by hand.
 
 Needs: pip install trl
 """

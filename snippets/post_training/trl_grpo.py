@@ -289,7 +289,7 @@ def learn(tokenizer: PreTrainedTokenizerFast, seed: int, length: int = 2) -> tup
     """TRL samples and trains for 60 optimizer steps.
 
     Returns the mean reward of each batch, and the number of answers in which the reward
-    function sees an END. Also tests the policy without any reward function.
+    function sees an END. Also asserts that right answers became more probable.
     """
     steps, rng = 60, torch.Generator().manual_seed(seed)
     policy = LlamaForCausalLM.from_pretrained("reference")

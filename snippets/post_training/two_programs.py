@@ -317,7 +317,8 @@ def main() -> None:
             batch = prompts, answers, log_probs
             rewards.append(train_on_batch(policy, optimizer, *batch, rank, trainers))
 
-    for name, whole in alone.named_parameters():  # every rank stores only its part
+    # a trainer rank stores a part of each parameter, a sampler rank a part of each large matrix
+    for name, whole in alone.named_parameters():
         if trains:
             rows = policy.get_parameter(name).to_local().shape[0]
             assert rows <= -(-whole.shape[0] // trainers), name
