@@ -43,7 +43,7 @@ OTHERS = [0.7, -1.2, 0.05, 2.1, -0.4, 0.9, -0.15, 1.4, 0.3, -0.8, 0.02, -1.7, 0.
 # settings of the memory calculator that need little time
 EIGHT = "model=llama-3-8b&dp=4&tp=2&pp=4&micro-batches=8"
 INPUTS = [*INPUTS_OF_INSTRUMENTS, "tests/test_browser_instruments.py"]
-# For each drawing of an instrument, the attributes of its shapes; and the texts of its bits.
+# Returns the attributes and texts of the shapes of each drawing, and those of the visible bits.
 SHAPES = """place => {
   const read = each => ({ tag: each.localName, text: each.textContent,
     ...Object.fromEntries([...each.attributes].map(({ name, value }) => [name, value])) })
@@ -85,9 +85,8 @@ class Shape:
         return f"{self.values}"
 
     def contains(self, other: Shape) -> bool:
-        return (
-            self.left <= other.x <= self.right and self.top <= other.y <= self.bottom
-        )  # the middle of the other shape
+        """Return whether the middle of the other shape is inside this one."""
+        return self.left <= other.x <= self.right and self.top <= other.y <= self.bottom
 
 
 def points(path: str) -> Iterator[tuple[float, float]]:
@@ -149,7 +148,7 @@ def near(a: float, b: float, within: float = 0.2) -> bool:
 
 
 def scale(pairs: list[tuple[float, float]], within: float = 0.2) -> Callable[[float], float]:
-    """Return the linear function through these values and their pixels, which must fit all."""
+    """Return the linear function from values to pixels, and check that it fits all pairs."""
     (a, x), (b, y) = min(pairs), max(pairs)
 
     def place(value: float) -> float:
@@ -188,7 +187,7 @@ def drawings_on_a_phone(page: Page, name: str) -> list[Drawing]:
     return read(page, name)[0]
 
 
-# The words and the numbers of each card of the planner.
+# Returns, for each card of the planner, its names and numbers, and the layout.
 CARDS = """all => all.map(each =>
   [[...each.querySelectorAll("dt, dd")].map(part => part.textContent),
     each.querySelector("b").textContent])"""
@@ -281,7 +280,9 @@ def collective(drawings: dict[str, list[Drawing]], page: Page) -> None:
 
         sent = steps.bytes_sent(plan[:done], n, size)
         most = max(steps.bytes_sent(plan, n, size))
-        for rank, bar in enumerate(drawing.all("rect", "bar")):
+        bars = drawing.all("rect", "bar")
+        assert len(bars) == n
+        for rank, bar in enumerate(bars):
             assert near(bar.x, columns[rank])
             assert bar.tip == f"rank {rank} has sent {steps.in_bytes(sent[rank])}"
             assert drawing.after(bar).text == steps.in_bytes(sent[rank])
@@ -302,7 +303,7 @@ def schedules(drawings: dict[str, list[Drawing]], page: Page) -> None:
     ])  # fmt: skip
     lines = drawing.texts(r"rank (\d)", "start soft")
     assert [int(match[1]) for _, match in lines] == [*range(4)] * 2
-    ends, levels = {}, []
+    ends, levels, numbered = {}, [], {}
     for name in labels:
         last = max(stop for rank in times.timeline(name, *given) for _, _, stop in rank)
         ends[name] = last / (10 * times.chunks(name, 2))
@@ -339,6 +340,7 @@ def schedules(drawings: dict[str, list[Drawing]], page: Page) -> None:
                 running = begin / unit <= now < stop / unit
                 assert running == each.kind.endswith(" now")
                 words = drawing.after(each)
+                numbered.setdefault((name, kind), set()).add(words.kind == "on")
                 if words.kind == "on":
                     assert words.text == str(micro) and near(words.left, each.x, 0.5)
                 held += (kind == "F") - (
@@ -351,13 +353,18 @@ def schedules(drawings: dict[str, list[Drawing]], page: Page) -> None:
                 if stop - start > 1:
                     _, y = [p for p in area.points if p[0] <= (start + stop) / 2][-1]
                     levels.append((level, floor - y))
+    # all operations of a kind show their number, or none of them does
+    assert all(len(each) == 1 for each in numbered.values())
+    assert numbered["1f1b", "F"] == numbered["1f1b", "B"] == {True}
     scale(levels)
     assert len({level for level, _ in levels}) > 4
     for r, pace in enumerate(drawing.all("rect", "pace")[:4]):
         slow = "1.5" if r == 2 else "1"
         assert pace.tip.startswith(f"rank {r}: all times × {slow}.")
         assert drawing.after(pace).text == f"‹×{slow}›" and pace.contains(drawing.after(pace))
-    for r, grip in enumerate(drawing.all("rect", "grip")):
+    grips = drawing.all("rect", "grip")
+    assert len(grips) == 4
+    for r, grip in enumerate(grips):
         assert grip.values["data-drag"] == f"rank-{r}"
         assert grip.top < lines[r][0].top - 5 < grip.bottom
     cursor = drawing.one("path", "cursor")
@@ -471,7 +478,7 @@ def memory(drawings: dict[str, list[Drawing]], page: Page) -> None:
     # a click on a pass shows this pass
     grip, _ = passes[2]
     page.locator('#memory [data-pass="2"]').click()
-    frames = list(read(page, "memory")[0][0].all("rect", "frame"))
+    frames = read(page, "memory")[0][0].all("rect", "frame")
     assert [(each.left, each.wide) for each in frames] == [(grip.left, grip.wide)]
     chosen = json.loads(page.locator("#memory").evaluate(WORDS))[0]["chosen moment"]
     assert plain(chosen) == f"stage 1, {grip.tip.split(':')[0]}"
@@ -493,7 +500,7 @@ def planner(drawings: dict[str, list[Drawing]], page: Page) -> None:
     }
     rows = {each.top - 4: int(m[1]) for each, m in drawing.texts(r"TP (\d+)", "start soft")}
     columns = {each.left: int(m[1]) for each, m in drawing.texts(r"(?:PP )?(\d+)", "soft")}
-    frame, hatches = None, list(drawing.all("path", "hatch"))
+    frame, hatches = None, drawing.all("path", "hatch")
     found, shades = set(), []
     for each, match in drawing.tips(
         r"(\d+-way.*): (.*) per step, (.*) on the fullest GPU, (.*)"
@@ -655,7 +662,7 @@ def roofline(drawings: dict[str, list[Drawing]], page: Page) -> None:
         assert list(match.groups()[1:]) == said["others"][name]
         moves = name not in ("vector add", "softmax")
         assert each.values.get("data-drag") == (name if moves else None)
-        dot = list(drawing.all("circle", "handle" if moves else "bar"))
+        dot = drawing.all("circle", "handle" if moves else "bar")
         assert any(near(d.x, each.x) and near(d.y, each.y) for d in dot)
         ((label, _),) = drawing.texts(rf"{name}(?:|: {re.escape(said['rate'])}|:)")
         assert min(abs(abs(label.left - each.x) - by) for by in (4, 22)) < 0.2
@@ -670,7 +677,7 @@ def roofline(drawings: dict[str, list[Drawing]], page: Page) -> None:
     fits = roofs.sequences_that_fit(shape, c, device)
     steps = drawing.texts(r"(?:b|memory full at b) = (\d+)")
     assert {int(match[1]) for _, match in steps} >= {1, fits}
-    dots = list(drawing.all("circle", "op-B"))
+    dots = drawing.all("circle", "op-B")
     for each, match in steps:
         x, y = place(intensity("decode", int(match[1])))
         assert any(near(d.x, x) and near(d.y, y) for d in dots)
@@ -719,7 +726,8 @@ def formats(drawings: dict[str, list[Drawing]], page: Page) -> None:
         f = numbers.FORMATS[name]
         low, high = (numbers.neighbour(value, f, by) * unit for by in (-1, 1))
         marks = {m[2]: (each, m[1]) for each, m in drawing.tips(r"(stored|neighbour): (.*)")}
-        there = [v for v in (low, kept, high) if math.isfinite(v)]  # the largest has no next
+        # the largest number has no larger neighbour
+        there = [v for v in (low, kept, high) if math.isfinite(v)]
         assert list(marks) == [written(v) for v in there]
         kinds = ["neighbour", "stored", "neighbour"][: len(there)]
         assert [kind for _, kind in marks.values()] == kinds
@@ -766,7 +774,9 @@ def formats(drawings: dict[str, list[Drawing]], page: Page) -> None:
         assert near(added.points[-1][0], x_of(times)) and near(
             added.points[-1][1], y_of(total), 0.6
         )
-        for each, match in drawing.tips(r"after (\d+) terms: (.*), exact sum (.*)"):
+        sums = drawing.tips(r"after (\d+) terms: (.*), exact sum (.*)")
+        assert [int(match[1]) for _, match in sums] == [k * times // 8 for k in range(9)]
+        for each, match in sums:
             count = int(match[1])
             part, _ = numbers.repeated(term, g, count)
             assert match.groups()[1:] == (written(part), written(x * count))
@@ -855,7 +865,7 @@ def attention(drawings: dict[str, list[Drawing]], page: Page) -> None:
             written = over.kind == "op-B" and near(over.x, each.x) and near(over.y, each.y)
             assert written == bool(state)
             assert not written or (over.look[2] < 1) == ("not complete" in state)
-        frames = list(drawing.all("rect", "frame"))
+        frames = drawing.all("rect", "frame")
         scores = {}
         for each, m in drawing.tips(r"queries (\d+)–(\d+), keys (\d+)–(\d+): (\w+).*"):
             tile = int(m[1]) // s["rows"], int(m[3]) // s["columns"]
@@ -1194,7 +1204,7 @@ def words_of_schedules() -> list:
         {
             "time of a step": said["time"], "idle time (bubble)": said["bubble"],
             "bubble by the formula": said["formula"],
-            "most micro-batches held by rank 0, 1, 2, 3": said["live"],
+            "most micro-batches held by ranks 0, 1, 2, 3": said["live"],
             "operations at the cursor, 1F1B, from rank 0 on": now["ranks"][0],
             "operations at the cursor, ZB-V, from rank 0 on": now["ranks"][1],
         },
@@ -1409,17 +1419,20 @@ def check_colours(page: Page, name: str) -> None:
             assert least <= 360 * hue <= most and strength > 0.25, (where, each)
 
 
-# Starts a player, and returns the shapes of the frame `later` ms later, without waiting for it.
+# Starts a player, and returns the shapes of the frame `later` ms later. The clock of the page
+# stands still, so the result does not depend on the speed of the machine.
 PLAYED = f"""(place, later) => {{
-  const look = {SHAPES}, real = requestAnimationFrame
+  const look = {SHAPES}, real = requestAnimationFrame, begin = performance.now()
   const press = words =>
     [...place.querySelectorAll("button")].find(each => each.textContent === words).click()
   let next
   window.requestAnimationFrame = frame => {{ next = frame }}
+  performance.now = () => begin
   press("Play")
-  next(performance.now() + later)
+  next(begin + later)
   const seen = look(place)
   window.requestAnimationFrame = real
+  delete performance.now
   press("Stop")
   return seen
 }}"""
@@ -1484,6 +1497,7 @@ def check_tip_and_player(page: Page, name: str) -> None:
     tips = svg.evaluate(
         "svg => [...svg.querySelectorAll('[data-tip]')].map(e => e.dataset.tip)"
     )
+    assert len({*tips[:3]}) == 3
     svg.focus()
     for tip in (tips[0], tips[1], tips[2], tips[1]):
         shown = svg.locator("xpath=following-sibling::p").inner_text()
@@ -1547,9 +1561,50 @@ def test_a_picture_shows_the_numbers_of_the_program(
     texts = [page.locator(f"#{name}").evaluate(SHAPES)]
     if others:
         texts += page.evaluate(SHAPES_AT, [name, others])
-    if words:  # those of the planner are part of the answer with which its picture is compared
+    if words:  # the function planner() compares the words of the planner itself
         check_words(page, name, words())
     check_tip_and_player(page, name)
     check_colours(page, name)
     pictures = zip([first, *others], texts, strict=True)
     check({query: drawings_and_bits(text)[0] for query, text in pictures}, page)
+
+
+# For each address: the sentence about the result.
+SENTENCES = f"""states => {{
+  const look = place => place.querySelector("[role=status]").textContent
+  return ({RESTART})(states)
+}}"""
+
+
+def test_the_sentence_names_what_limits_the_server(page: Page, site_url: str) -> None:
+    load = program("serving")
+    limits = {
+        "rate=10": "The full cache limits the server: requests wait for free blocks in ",
+        "rate=8&cache=65536": "The slots limit the server: requests wait for a free slot in ",
+        "budget=2048": "The time of a step limits the server. ",
+    }
+    open_instrument(page, site_url, "serving")
+    sentences = page.evaluate(SENTENCES, ["serving", list(limits)])
+    for (query, limit), sentence in zip(limits.items(), sentences, strict=True):
+        asked = {name: int(value) for name, value in parse_qsl(query)}
+        s = {**load.FIRST, "requests": 200, **asked}
+        said = load.facts(s, [s["rate"]])
+        assert limit in plain(sentence), query
+        change = f"The single change with the most requests in time is {said['helps']}."
+        assert change in plain(sentence), query
+
+
+def test_the_sentence_names_the_batch_from_which_arithmetic_limits_decode(
+    page: Page, site_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(ROOT / "snippets" / "planner")
+    open_instrument(page, site_url, "roofline")
+    query = "batch=448&context=128"
+    (sentence,) = page.evaluate(SENTENCES, ["roofline", [query]])
+    said = program("roofline").facts("h100", "llama-3-8b", "decode", 448, 128, 64, 8192)
+    assert plain(sentence) == (
+        "Arithmetic limits decode with 448 sequences and 128 tokens in each sequence: it "
+        f"computes {said['intensity']} FLOPs per byte. The ridge is {said['ridge']}. Arithmetic "
+        f"limits decode with {said['crossing']}. At this batch size, decode generates at most "
+        f"{said['tokens']} tokens/s. Weights and caches need {said['held']}."
+    )

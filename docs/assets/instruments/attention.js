@@ -1,5 +1,5 @@
 // "Flash attention, tile by tile": the tiles of snippets/10_flash_attention/attention_in_tiles.py, played.
-// tests/test_browser_instruments.py holds the two together.
+// tests/test_browser_instruments.py compares their results.
 import { digits, drawing, element, embedded, fill, inBytes, instrument, picture, sum, superscript, upTo, widthOf } from "./base.js"
 import { player } from "./moved.js"
 

@@ -347,6 +347,7 @@ export const instrument = (place, { controls, presets = [], show, output, bar, d
     again()
   }).observe(place)
   // On a phone, the picture and the sentence stay in view together only if half of the window is left for the controls.
+  // 0.44 is the limit of the picture in base.css, and 48 pixels are the header of the theme.
   const fit = new ResizeObserver(() => {
     const tall = output.stage.offsetHeight
     place.style.setProperty("--tall", `${tall}px`)

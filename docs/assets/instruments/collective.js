@@ -1,5 +1,5 @@
 // "Collective algorithms, step by step": the plans of snippets/01_parallelism_strategies/collective_steps.py, played.
-// tests/test_browser_instruments.py holds the two together.
+// tests/test_browser_instruments.py compares their results.
 import { digits, element, fill, hue, inBytes, inSeconds, instrument, picture, sum, upTo, widthOf } from "./base.js"
 import { player } from "./moved.js"
 

@@ -1,5 +1,5 @@
 // "Number formats": what snippets/05_mixed_precision/number_formats.py makes of a number, with bits to flip.
-// tests/test_browser_instruments.py holds the two together.
+// tests/test_browser_instruments.py compares their results.
 import { element, fill, inkOn, instrument, joined, picture, upTo, widthOf } from "./base.js"
 
 const format = (e, m, largest) => ({ e, m, bias: 2 ** (e - 1) - 1, infinity: !largest, largest })

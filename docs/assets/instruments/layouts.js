@@ -1,4 +1,4 @@
-// The planner's formulas, as in snippets/planner; tests/test_browser_instruments.py holds the two together.
+// The planner's formulas, as in snippets/planner; tests/test_browser_instruments.py compares their results.
 import { computing, fill, hue, joined, sum, upTo } from "./base.js"
 
 export const total = parts => sum(Object.values(parts))

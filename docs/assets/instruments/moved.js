@@ -1,7 +1,8 @@
 import { still } from "./base.js"
 
 // Something drawn with data-drag="name" follows the pointer. move(name, x, began) gets the x of the pointer in
-// the drawing, and the x at which the drag began. If the finger scrolls the page, the state is as it was before.
+// the drawing, and the x at which the drag began. If the touch scrolls the page instead,
+// the state from before the touch is restored.
 export const draggable = (svg, { state, change }, move) => {
   let held, began, before
   const along = event => new DOMPoint(event.clientX, event.clientY).matrixTransform(svg.getScreenCTM().inverse()).x

@@ -1,5 +1,5 @@
 // "Roofline": the points of snippets/planner/roofs.py under the roof of a GPU, with sizes to drag.
-// tests/test_browser_instruments.py holds the two together.
+// tests/test_browser_instruments.py compares their results.
 import { digits, element, fill, inBytes, inSeconds, instrument, picture, still, widthOf } from "./base.js"
 import { draggable } from "./moved.js"
 
@@ -32,7 +32,7 @@ export const points = (s, b, c, m, n) => {
 const least = ([flops, moved], gpu) => Math.max(flops / gpu.flops, moved / gpu.bandwidth)
 const weightBytes = s => 2 * (products(s) + (s.tied ? 0 : s.hidden * s.vocabulary))
 const fitting = (s, c, gpu) => Math.max(0, Math.floor((gpu.memory_gib * 2 ** 30 - weightBytes(s)) / (c * cacheBytes(s))))
-// The smallest batch for which arithmetic limits decode, or nothing.
+// The smallest batch for which arithmetic limits decode, or false if memory limits decode at any batch size.
 const crossing = (s, c, gpu) => {
   const gain = (2 * products(s) + scores(s, 1, c)) / (gpu.flops / gpu.bandwidth) - c * cacheBytes(s)
   return gain > 0 && Math.floor(2 * products(s) / gain) + 1
@@ -199,7 +199,7 @@ export const start = place => {
     const needs = `Weights and caches need ${said.held}.`
     tell(point !== "decode" ? `${which}${size ? ` with ${size}` : ""}: it computes ${said.intensity} FLOPs per byte, and the ridge is ${said.ridge}. It needs at least ${said.least}, and computes at most ${said.rate}.`
       : never ? `Memory limits decode at any batch size: with ${each}, it computes at most ${said.ceiling} FLOPs per byte, and the ridge is ${said.ridge}. With ${sequences}, it computes ${said.intensity}, and generates ${fast}. ${needs}`
-        : `${which} with ${sequences} and ${each}: it computes ${said.intensity} FLOPs per byte. The ridge is ${said.ridge}. Arithmetic limits decode with ${said.crossing}. Now it generates ${fast}. ${needs}`)
+        : `${which} with ${sequences} and ${each}: it computes ${said.intensity} FLOPs per byte. The ridge is ${said.ridge}. Arithmetic limits decode with ${said.crossing}. At this batch size, decode generates ${fast}. ${needs}`)
     svg.setAttribute("aria-label", `The roof of ${gpuName(gpu)}: a slope to ${said.ridge} FLOPs per byte, then level. On it: ${
       Object.entries(said.others).map(([name, [intensity]]) => `${name} at ${intensity}`).join(", ")}.`)
     list([["FLOPs and bytes", `${said.flops}, ${said.bytes}`], ["arithmetic intensity", `${said.intensity} FLOP/byte`], ["ridge of the GPU", `${said.ridge} FLOP/byte`],

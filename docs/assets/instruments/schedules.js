@@ -287,7 +287,7 @@ const draw = (svg, width, state) => {
     out.push(`<text x="0" y="${top + 11}" class="start title">${LABELS[name]}: ${inSeconds(lengths[panel] / 1e3)}, ${percent(...shareIdle(spans))} idle</text>`)
     top += 18
     const row = heights[panel], bar = Math.round(row * 0.58), area = row - bar - (row < 20 ? 2 : 4)
-    // all operations of a kind have a number, or none
+    // If one operation is too small for its number, no operation of this kind shows a number.
     const small = new Set(spans.flat().filter(([[, micro], begin, end]) => at(end) - at(begin) <= 8 + 6 * (micro > 9)).map(([[kind]]) => kind))
     spans.forEach((rank, r) => {
       const floor = top + bar + area, middle = top + bar / 2 + 4, slow = state[`rank-${r}`] / 10
@@ -356,7 +356,7 @@ export const start = place => {
     tell(now ? `After ${now.time}, ${busy} are computing.` : whole)
     svg.setAttribute("aria-label", `The operations of ${ranks} ranks on a time axis, and under each rank how many micro-batches it holds. ${whole} ${now ? `The cursor is at ${now.time}. From rank 0 on, the operations of ${LABELS[schedule]} are ${now.ranks[0]}.` : `From rank 0 on, the largest numbers of micro-batches that the ranks hold with ${LABELS[schedule]} are ${said.live}.`}`)
     list([["time of a step", said.time], ["idle time (bubble)", said.bubble], ["bubble by the formula", said.formula],
-      [`most micro-batches held by rank ${upTo(ranks).join(", ")}`, said.live],
+      [`most micro-batches held by ranks ${upTo(ranks).join(", ")}`, said.live],
       ...now ? names.map((name, i) => [`operations at the cursor, ${LABELS[name]}, from rank 0 on`, now.ranks[i]]) : []])
     return ["python pipeline_times.py", `--schedule ${schedule}`, ...names[1] ? [`--other ${names[1]}`] : [],
       `--ranks ${ranks}`, `--micro-batches ${state["micro-batches"]}`,

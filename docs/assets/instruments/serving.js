@@ -1,5 +1,5 @@
 // "Serving": the server of snippets/09_inference/serving_load.py, live.
-// tests/test_browser_instruments.py holds the two together.
+// tests/test_browser_instruments.py compares their results.
 import { digits, drawing, element, fill, inSeconds, instrument, picture, upTo, widthOf } from "./base.js"
 import { player } from "./moved.js"
 
@@ -367,7 +367,7 @@ export const start = async place => {
     draw(svg, second, widthOf(place), s, 0, brief)
     const [blocks, slot] = said.waits.split(", ").map(parseFloat), [half, most] = said.ttft.split(" and ")
     const limit = parseFloat(said.kept) >= 99 ? "Nothing limits the server."
-      : `${Math.max(blocks, slot) < 5 ? "The time of a step limits the server." : blocks > slot ? `The full cache limits the server: requests wait for it in ${blocks}% of the run.` : `The slots limit the server: requests wait for one in ${slot}% of the run.`}${
+      : `${Math.max(blocks, slot) < 5 ? "The time of a step limits the server." : blocks > slot ? `The full cache limits the server: requests wait for free blocks in ${blocks}% of the run.` : `The slots limit the server: requests wait for a free slot in ${slot}% of the run.`}${
         said.helps === "none" ? "" : ` The single change with the most requests in time is ${said.helps}.`}`
     tell(`With ${s.rate} requests per second, ${said.kept} of the requests are in time. First token: median ${half}, p99 ${most}. ${limit} At ${said.moment.split(" of ")[0]}: ${said.now}.`)
     svg.setAttribute("aria-label", `A row for each request shows when it waits, when its prompt is processed, and when its answer is generated. Requests now: ${said.now}. Below, the KV cache: ${said.blocks} blocks are taken. Then the waiting times of all requests: ${said.kept} of the requests are in time.`)

@@ -103,7 +103,8 @@ export const model = trace => {
     } else if (stack.at(-1)?.returned && stack.at(-1).line !== line) stack.pop()
     const key = `${file[rank]}:${line}`
     if (kind === "line") (entered[key] ??= []).push(tick)
-    // a call at a different line than the last one of its rank is in a function that is not recorded line by line
+    // If an operation is at a different line than the last recorded line of its rank, it is in a function that is
+    // not recorded line by line. This last recorded line is then the line of the call.
     const top = stack.at(-1), inside = top?.line === line, caller = (inside ? stack.at(-2) : top)?.line
     const all = callers[key] ??= new Set()
     if (caller) all.add(caller)
@@ -401,7 +402,8 @@ export const view = (place, trace, sources) => {
     }
     paintAway()
   }
-  // The line that calls the function of a rank, if its text contains the name of the function or of the class.
+  // The line that calls the function of a rank. It is empty if the recording has only one such line, or if the
+  // text of the line contains neither the name of the function nor that of its class.
   const calledFrom = ({ caller, name, file, line }, words) => {
     const names = String(name || defined[`${file}:${line}`]).match(/\w+/g)
     return caller && names.some(each => texts[file][caller - 1].includes(each)) ? `${words} line ${caller}` : ""

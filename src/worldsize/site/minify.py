@@ -1,7 +1,8 @@
 """Make the JavaScript of the instruments smaller: remove its comments and unneeded spaces.
 
-Strings, templates and regular expressions do not change. A line break stays where it can end a
-statement, because the modules contain no semicolons at the ends of lines.
+Strings, templates and regular expressions do not change. The modules contain no semicolons at
+the ends of lines, so a line break can end a statement. It is removed only if the sign before or
+after it already shows that the statement continues or ends.
 
 The package rjsmin does not fit, because the modules contain templates inside templates. It
 treats the inner template as code, and removes spaces from the text that a reader sees.
@@ -29,7 +30,8 @@ REGULAR_EXPRESSION = re.compile(r"/(?:\\.|\[(?:\\.|[^\]\\])*\]|[^/\\\[\n])+/\w*"
 BEFORE_EXPRESSION = re.compile(r"(?:^|[(,=:\[!&|?{};>]|\breturn)\s*$")
 # The spaces in `a - -b` stay, because `--` is a different operator.
 BESIDE_SIGN = re.compile(r" *([^\w\s$\"'`#@\\+-]) *|(?<![+-]) *([+-])(?! *[+-]) *")
-# Line breaks that cannot end a statement, because of the sign before or after them.
+# Line breaks that no statement needs: the sign before or after them shows that it continues or
+# ends.
 INSIDE_STATEMENT = re.compile(r"(?<=[({\[,?:=&|])\n+|\n+(?=[)}\],?:.&|])")
 
 
