@@ -16,7 +16,7 @@ import tempfile
 import textwrap
 import threading
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -446,6 +446,18 @@ class _LoggingHandler(http.server.SimpleHTTPRequestHandler):
 
     def log_message(self, *arguments: object) -> None:
         pass
+
+
+@contextlib.contextmanager
+def finger(page: Page) -> Iterator[Callable[..., None]]:
+    """Yield a function that sends real touch events: Start, Move or End, and the points."""
+    touch = page.context.new_cdp_session(page)
+
+    def send(what: str, *points: dict) -> None:
+        touch.send("Input.dispatchTouchEvent", {"type": f"touch{what}", "touchPoints": points})
+
+    yield send
+    touch.detach()
 
 
 @pytest.fixture(scope="session")

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, urlsplit
 
 import pytest
-from conftest import SITE_WITHOUT_COMMENTS
+from conftest import SITE_WITHOUT_COMMENTS, finger
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -223,11 +223,6 @@ def test_dragging_an_element_changes_its_control(
     page: Page, site_url: str, name: str, element: str, control: str
 ) -> None:
     open_instrument(page, site_url, name)
-    touch = page.context.new_cdp_session(page)
-
-    def finger(what: str, *points: dict) -> None:
-        touch.send("Input.dispatchTouchEvent", {"type": f"touch{what}", "touchPoints": points})
-
     slider = page.locator(f"#{name}-{control}")
     for by in ("mouse", "finger"):
         box = page.locator(f'#{name} svg [data-drag="{element}"]').bounding_box()
@@ -239,10 +234,11 @@ def test_dragging_an_element_changes_its_control(
             page.mouse.move(x + 60, y, steps=5)
             page.mouse.up()
         else:
-            finger("Start", {"x": x, "y": y})
-            for step in range(1, 7):
-                finger("Move", {"x": x - 20 * step, "y": y})
-            finger("End")
+            with finger(page) as send:
+                send("Start", {"x": x, "y": y})
+                for step in range(1, 7):
+                    send("Move", {"x": x - 20 * step, "y": y})
+                send("End")
         after = int(slider.input_value())
         assert after > before if by == "mouse" else after <= before - 2, (by, before, after)
         page.mouse.move(x, y)  # after the release, the element no longer follows
@@ -257,19 +253,18 @@ def test_a_swipe_that_scrolls_the_page_changes_no_value(
     page: Page, site_url: str, name: str, element: str, control: str
 ) -> None:
     open_instrument(page, site_url, name)
-    touch, place = page.context.new_cdp_session(page), page.locator(f"#{name} {element}")
+    place = page.locator(f"#{name} {element}")
     slider = page.locator(f"#{name}-{control}")
     place.evaluate("each => each.scrollIntoView({ block: 'center' })")
     box = place.bounding_box()
     x, y = box["x"] + 0.9 * box["width"], box["y"] + box["height"] / 2
     before, begin = slider.input_value(), page.evaluate("scrollY")
     values = []
-    for step in range(9):
-        where = {"x": x + 4 * step, "y": y - 20 * step}
-        what = "touchMove" if step else "touchStart"
-        touch.send("Input.dispatchTouchEvent", {"type": what, "touchPoints": [where]})
-        values.append(slider.input_value())
-    touch.send("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
+    with finger(page) as send:
+        for step in range(9):
+            send("Move" if step else "Start", {"x": x + 4 * step, "y": y - 20 * step})
+            values.append(slider.input_value())
+        send("End")
     page.wait_for_function("begin => scrollY > begin + 40", arg=begin)
     assert values[0] != before  # the touch moves the slider or the point at once
     assert slider.input_value() == before

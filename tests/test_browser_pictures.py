@@ -781,8 +781,8 @@ def formats(drawings: dict[str, list[Drawing]], page: Page) -> None:
             part, _ = numbers.repeated(term, g, count)
             assert match.groups()[1:] == (written(part), written(x * count))
             assert near(each.x, x_of(count)) and near(each.y, y_of(part), 0.6)
-            beside = min(added.points, key=lambda point: abs(point[0] - each.x))
-            assert near(beside[1], each.y, 1)
+            nearest = min(added.points, key=lambda point: abs(point[0] - each.x))
+            assert near(nearest[1], each.y, 1)
         if stops < times:
             stop, end = drawing.one("circle", "handle"), drawing.one("rect", "stop")
             assert near(stop.x, x_of(stops)) and near(end.left, x_of(stops))
@@ -909,7 +909,7 @@ def attention(drawings: dict[str, list[Drawing]], page: Page) -> None:
 
         for letter, begin in (("Q", 0), ("K", 0), ("V", 0), ("O", 0)):
             matrix = parts[letter, begin][0]
-            beside = min(
+            nearest = min(
                 (each for each in drawing.all("text") if each.text in ("Q", "K", "V", "O")),
                 key=lambda each, m=matrix, down=letter in "QO": (
                     abs(each.left - m.x)
@@ -917,7 +917,7 @@ def attention(drawings: dict[str, list[Drawing]], page: Page) -> None:
                     else abs(each.top - m.y) + abs(each.left - m.left)
                 ),
             )
-            assert beside.text == letter
+            assert nearest.text == letter
         for each, m in chips:
             if m[1].startswith("a tile of"):
                 assert drawing.after(each).text == m[1].split(",")[0][-1]
@@ -1138,7 +1138,7 @@ def serving(drawings: dict[str, list[Drawing]], page: Page) -> None:
         assert m[2] == ", ".join(said)
 
 
-# ---- the words beside a picture: each list of facts, each table and each sentence
+# ---- the words next to a picture: each list of facts, each table and each sentence
 
 # Returns the facts, the headings and the rows of the table, the marked cells, and the sentence.
 WORDS = """place => {
@@ -1359,7 +1359,7 @@ def plain(text: str) -> str:
 
 
 def check_words(page: Page, name: str, words: list) -> None:
-    """Compare the words beside a picture with the numbers of the program."""
+    """Compare the words next to a picture with the numbers of the program."""
     found = json.loads(page.locator(f"#{name}").evaluate(WORDS))
     expected = json.loads(json.dumps(words))
     for place, a, b in zip(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from conftest import finger
 
 from worldsize.execution.trace_run import load_recorder
 from worldsize.model import ROOT
@@ -72,14 +73,12 @@ def phone(browser: Browser) -> Iterator[Page]:
 
 def swipe(page: Page, start: tuple[float, float], dx: float, dy: float) -> None:
     """Move a finger over the screen with real touch events."""
-    touch = page.context.new_cdp_session(page)
-    for step in range(8):
-        points = [{"x": start[0] + dx * step / 7, "y": start[1] + dy * step / 7}]
-        event = {"type": "touchMove" if step else "touchStart", "touchPoints": points}
-        touch.send("Input.dispatchTouchEvent", event)
-    page.wait_for_timeout(80)  # a finger that rests does not leave the page in motion
-    touch.send("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
-    touch.detach()
+    with finger(page) as send:
+        for step in range(8):
+            point = {"x": start[0] + dx * step / 7, "y": start[1] + dy * step / 7}
+            send("Move" if step else "Start", point)
+        page.wait_for_timeout(80)  # a finger that rests does not leave the page in motion
+        send("End")
 
 
 def set_view(

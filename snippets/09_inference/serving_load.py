@@ -237,7 +237,7 @@ def changes(s: Settings) -> dict[str, Settings]:
 
 
 def best_change(s: Settings, kept: int) -> tuple[str, dict[str, float]]:
-    """Return the change with the most requests in time, and what is measured after it."""
+    """Return the change with the most requests in time, and the results with this change."""
     best = "none", {"kept": kept}
     for name, change in changes(s).items():
         after = measure(s | change, s["rate"])
