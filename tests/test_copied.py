@@ -60,7 +60,7 @@ REASONS = {
         pipelining_tracer:Net tensor_parallel_block:Block
         tensor_parallel_block:TensorParallelBlock bypassed_hooks:Model view_output:Model
         stages:Layer torchscript:Gate sharded_embeddings:train bytes_held:NormedBlock
-        bf16_positions:Buffers graphed_all_reduce:Step""",
+        bf16_positions:Buffers graphed_all_reduce:Step exposed_wrappers:Stack""",
     "it serves the model of its program": """
         continuous_batching:serve continuous_batching:check_alone speculative:round_""",
     "it causes a failure or measures something": """
