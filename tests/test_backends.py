@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import pickle
 import re
 import runpy
 import tomllib
@@ -128,3 +129,66 @@ def test_a_reader_can_choose_the_watchdog_of_nccl() -> None:
     ):
         program["init_with_limits"]()
         assert os.environ["TORCH_NCCL_BLOCKING_WAIT"] == "0"
+
+
+@pytest.mark.parametrize("name", WITH_LIMITS)
+def test_all_ranks_end_a_group_in_the_same_way(name: str) -> None:
+    """Since NCCL 2.31, no rank can destroy a group that another rank has aborted."""
+    calls = called_functions(ROOT / name)
+    if name == "snippets/02_ddp/dead_rank.py":  # it destroys a group only if no rank has failed
+        text = (ROOT / name).read_text("utf-8")
+        assert re.search(r"if status == 0:.*\n +dist\.destroy_process_group\(\)", text)
+    elif name != "snippets/02_ddp/one_compiles_longer.py":  # there, every rank has a time-out
+        assert "abort" in calls, f"{name} destroys a group that a rank may have aborted"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "snippets/01_parallelism_strategies/two_groups_order.py",
+        "snippets/03_model_parallelism/pipeline_deadlock.py",
+    ],
+)
+def test_a_message_is_too_large_for_the_buffers_of_nccl(name: str) -> None:
+    """Otherwise a send completes although no rank receives, and no deadlock is visible."""
+    text = (ROOT / name).read_text("utf-8")
+    setting = re.search(r'setdefault\("NCCL_BUFFSIZE", "(\d+)"\)', text)
+    assert setting and setting.start() < text.index("    init_with_limits()")
+    channels = 64  # MAXCHANNELS in NCCL's src/include/device.h
+    floats = runpy.run_path(str(ROOT / name), run_name="stand-in")["SIZE"]
+    assert int(setting[1]) * channels < 4 * floats
+
+
+def test_the_watchdog_ends_a_process_before_it_can_use_a_wrong_result() -> None:
+    """Without a filter for each implementation, a command would record nothing on one of them."""
+    commands = [line for text in gpu_commands(ROOT).values() for line in text.splitlines()]
+    watchdog = [line for line in commands if "TORCH_NCCL_BLOCKING_WAIT=0" in line]
+    assert len(watchdog) == 3
+    assert all("TORCH_NCCL_ASYNC_ERROR_HANDLING=3" in line for line in watchdog)
+    filtered = [line for line in commands if "WorkNCCL" in line]
+    assert len(filtered) == 4 and all("Aborting process" in line for line in filtered)
+
+
+@pytest.mark.parametrize("backend", ["gloo", "nccl", "nccl2"])
+def test_the_flight_recorder_of_the_backend_is_read(backend: str, tmp_path: Path) -> None:
+    """Up to torch 2.14, the name nccl means the backend nccl, and since 2.15 it means nccl2."""
+    import torch._C._distributed_c10d as c10d
+
+    name = "snippets/11_references/flight_recorder.py"
+    program = runpy.run_path(str(ROOT / name), run_name="stand-in")
+    record = pickle.dumps({"entries": [], "pg_config": {}})
+    with (
+        mock.patch.object(dist, "group", mock.MagicMock()) as group,
+        mock.patch.object(dist, "get_rank", lambda: 3),
+        mock.patch.object(c10d, "_dump_fr_trace", return_value=record) as general,
+        mock.patch.object(c10d, "_dump_nccl_trace", return_value=record, create=True) as nccl,
+    ):
+        group.WORLD._get_backend.return_value.name.return_value = backend
+        program["dump"](str(tmp_path))
+    assert (tmp_path / "rank_3").is_file()
+    called = {
+        "gloo": ([mock.call(True, True, False)], []),
+        "nccl": ([], [mock.call(True, True, False)]),
+        "nccl2": ([mock.call(True, True, False, backend="nccl2")], []),
+    }
+    assert (general.mock_calls, nccl.mock_calls) == called[backend]

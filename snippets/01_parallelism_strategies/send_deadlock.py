@@ -148,6 +148,7 @@ def main() -> int:
         print(f"{shift.__name__}: every rank {report}", flush=True)
         print(f"first call of each rank: {', '.join(call for _, call in reports)}", flush=True)
     dist.barrier()
+    group.abort()  # since NCCL 2.31, no rank can destroy a group that another rank has aborted
     dist.destroy_process_group()
     return int(failed)
 

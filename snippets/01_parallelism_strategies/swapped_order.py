@@ -117,6 +117,7 @@ def main() -> int:
         for number, line in enumerate(reports):
             print(f"rank {number}: {line}", flush=True)
     dist.barrier()
+    group.abort()  # since NCCL 2.31, no rank can destroy a group that another rank has aborted
     dist.destroy_process_group()
     return int(failed)
 

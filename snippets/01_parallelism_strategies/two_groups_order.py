@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 TRAINERS, LAYERS = (0, 1), 2
-SIZE = 2**22  # elements of a layer, too many for the buffers of NCCL
+SIZE = 2**22  # elements of a layer, 16 MiB, too many for the buffers of NCCL
 
 
 def layer(index: int) -> torch.Tensor:
@@ -64,6 +64,12 @@ class Weights:
             return [self.send(i, self.gather(i)) for i in range(LAYERS)]
         gathered = [self.gather(i) for i in range(LAYERS)]  # a different order from rank 0
         return [self.send(i, whole) for i, whole in enumerate(gathered)]
+
+    def abort(self) -> None:
+        """Since NCCL 2.31, no rank can destroy a group that another rank has aborted."""
+        for group in (self.trainers, self.transfer):
+            if isinstance(group, dist.ProcessGroup):  # this rank is a member
+                group.abort()
 
 
 def init_distributed() -> torch.device:
@@ -117,6 +123,8 @@ def main() -> int:
     args = parser.parse_args()
     if os.environ.get("WORLD_SIZE") != "3":
         sys.exit("start this program with: torchrun --nproc-per-node=3 two_groups_order.py")
+    # NCCL sends at most this number of bytes per channel before the other ranks receive.
+    os.environ.setdefault("NCCL_BUFFSIZE", "32768")
     init_with_limits()  # the default group only collects the reports
     rank = dist.get_rank()
     receivers = [0, 2] if args.apart else [0, 1, 2]
@@ -140,6 +148,7 @@ def main() -> int:
         for number, line in enumerate(reports):
             print(f"rank {number}: {line}", flush=True)
     dist.barrier()
+    weights.abort()
     dist.destroy_process_group()
     return int(failed)
 

@@ -131,6 +131,7 @@ def main() -> int:
         for r, line in enumerate(reports):
             print(f"rank {r}: {line}", flush=True)
     dist.barrier()
+    group.abort()  # since NCCL 2.31, no rank can destroy a group that another rank has aborted
     dist.destroy_process_group()
     return int(failed)
 

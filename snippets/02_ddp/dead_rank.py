@@ -139,5 +139,6 @@ def main() -> int:
 
 if __name__ == "__main__":
     status = main()
-    dist.destroy_process_group()
+    if status == 0:  # after an error, destroy_process_group() could wait for a dead rank
+        dist.destroy_process_group()
     sys.exit(status)

@@ -96,6 +96,8 @@ def reason(error: RuntimeError) -> str:
 def main() -> int:
     if os.environ.get("WORLD_SIZE") != "2":
         sys.exit("start with 2 ranks: torchrun --nproc-per-node=2 pipeline_deadlock.py")
+    # NCCL sends at most this number of bytes per channel before the other rank receives.
+    os.environ.setdefault("NCCL_BUFFSIZE", "32768")
     # A second group runs the operations that may fail; the default group ends in order.
     init_with_limits()
     rank = dist.get_rank()
@@ -124,6 +126,7 @@ def main() -> int:
         if rank == 0:
             print(f"{exchange.__name__}: {done} of {M - 1} exchanges done", flush=True)
     dist.barrier()
+    group.abort()  # since NCCL 2.31, no rank can destroy a group that another rank has aborted
     return int(failed)
 
 

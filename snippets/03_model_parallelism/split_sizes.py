@@ -129,6 +129,7 @@ def main() -> int:
     if rank == 0:
         print("\n".join(reports), flush=True)
     dist.barrier()  # rank 0 has printed before a rank exits with an error
+    group.abort()  # since NCCL 2.31, no rank can destroy a group that another rank has aborted
     return 0 if args.fix else 1
 
 

@@ -13,6 +13,7 @@ import io
 import os
 import pickle
 import re
+import signal
 import sys
 from datetime import timedelta
 from pathlib import Path
@@ -71,8 +72,11 @@ def dump(folder: str) -> None:
     """Write the record of this rank to FOLDER/rank_N, in the format of torchfrtrace."""
     import torch._C._distributed_c10d as c10d
 
-    record = c10d._dump_fr_trace if dist.get_backend() == "gloo" else c10d._dump_nccl_trace
-    recorded = pickle.loads(record(True, True, False))  # collectives, stacks, all
+    # Each backend has a recorder of its own. What "nccl" means since torch 2.15 is "nccl2".
+    backend = dist.group.WORLD._get_backend(torch.empty(0).device).name()
+    record = c10d._dump_nccl_trace if backend == "nccl" else c10d._dump_fr_trace
+    chosen = {} if backend in ("gloo", "nccl") else {"backend": backend}
+    recorded = pickle.loads(record(True, True, False, **chosen))  # collectives, stacks, all
     if "" in recorded["pg_config"]:  # gloo: the entries name group "0", no group has it
         everyone = str(list(range(dist.get_world_size())))
         recorded["pg_config"] = {"0": {"name": "0", "desc": "default_pg", "ranks": everyone}}
@@ -131,9 +135,11 @@ def main() -> None:
     torch.set_num_threads(1)
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
     device = init_with_limits()
-    # Rank 0 times out first. With gloo, its connections then close, and all ranks fail.
-    later = 60 if device.type == "cpu" else 12
-    limit = timedelta(seconds=8 if dist.get_rank() == 0 else later)
+    if device.type == "cpu":  # rank 0 times out first, and the closed connections end the rest
+        limit = timedelta(seconds=8 if dist.get_rank() == 0 else 60)
+    else:  # each rank times out alone, and torchrun must not end it before it has written
+        limit = timedelta(seconds=8)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
     set_timeout(limit)  # of the default group; older releases have only the private function
     try:
@@ -145,6 +151,7 @@ def main() -> None:
         if dist.get_rank() == 0:
             print(f"rank 0, step {number}:", reason(error))
     dump("dumps")
+    dist.group.WORLD.abort()  # since NCCL 2.31, destroying waits for all ranks of the machine
     dist.destroy_process_group()
 
 

@@ -87,12 +87,13 @@ def main() -> None:
     everyone = dist.new_group(backend="gloo")
     assert result("all_reduce", dist.group.WORLD) == "all ranks arrived"
     assert result("monitored_barrier, wait for all", everyone) == "all ranks arrived"
-    messages = {}
+    messages, groups = {}, []
     for what in ("all_reduce", "monitored_barrier", "monitored_barrier, wait for all"):
         dist.barrier()
         timeout = timedelta(seconds=4 if rank == 0 else 20)  # rank 0 must give up first
         backend = None if what == "all_reduce" else "gloo"  # None: as in the default group
         group = dist.new_group(timeout=timeout, backend=backend)  # unusable after a failure
+        groups.append(group)
         dist.barrier()
         if rank in ABSENT:
             time.sleep(5)
@@ -106,6 +107,8 @@ def main() -> None:
         assert "Rank 2 failed" in messages["monitored_barrier"]
         assert "Ranks 2, 3 failed" in messages["monitored_barrier, wait for all"]
     dist.barrier()
+    for group in groups:  # since NCCL 2.31, destroying a group hangs if a rank has aborted it
+        group.abort()
     dist.destroy_process_group()
 
 
