@@ -35,7 +35,10 @@ from torch.utils._pytree import tree_leaves
 
 RANKS = 4
 GPU = torch.device("cuda", 0)
-LIMIT = 8.0  # seconds after which a rank prints its line and ends
+PATIENCE, LAST_CALL = 4.0, 3.0  # seconds; long, because the machine may be busy
+LIMIT = 60.0  # seconds after which a rank prints its line and ends
+BARRIER = 6.0  # this limit is for ncclCommDestroy
+DUMP = faulthandler.dump_traceback_later
 FACTORIES = [torch.zeros, torch.ones, torch.randn, torch.tensor, torch.empty]
 
 
@@ -61,7 +64,8 @@ class Gpu(TorchFunctionMode):
         kwargs = dict(kwargs or {})
         if function is torch.Tensor.to and args[1] == GPU:
             return args[0].as_subclass(OnGpu)
-        if function in FACTORIES and torch.device(kwargs.get("device", self.default)) == GPU:
+        device = kwargs.get("device") or self.default or "cpu"
+        if function in FACTORIES and torch.device(device) == GPU:
             if kwargs.get("generator") is not None:
                 raise RuntimeError("Expected a 'cuda' device type for generator")
             return function(*args, **kwargs | {"device": "cpu"}).as_subclass(OnGpu)
@@ -120,9 +124,9 @@ class Collective:
     def wait(self) -> bool:
         while not self.is_completed():
             time.sleep(0.005)
-        if self.ended == "interrupted" and self.communicator.aborted:
-            if "new" in self.communicator.case:
-                raise dist.DistBackendError("NCCL operation failed")
+        raises = self.communicator.aborted and "new" in self.communicator.case
+        if self.ended == "interrupted" and raises:
+            raise dist.DistBackendError("NCCL operation failed")
         return True
 
 
@@ -140,6 +144,7 @@ class Nccl:
             os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False
         )
         self.init = dist.init_process_group
+        self.limit = mock.Mock(side_effect=lambda _, exit: DUMP(LIMIT, exit=exit))
 
     def of(self, group: dist.ProcessGroup | None) -> Communicator:
         group = dist.group.WORLD if group is None else group
@@ -171,7 +176,10 @@ class Nccl:
         for operation in list(communicator.pending):
             operation.wait()  # ncclCommFinalize waits for all operations
         if "barrier" in self.case:
+            assert self.limit.called  # the program has a limit
+            DUMP(BARRIER, exit=True)
             communicator.wait_for("destroyed", list(range(communicator.size)))
+            DUMP(LIMIT, exit=True)
 
     def shrink(self, backend, excluded: list[int], flags: int, options: None) -> Any:
         communicator = self.of(None)
@@ -195,12 +203,9 @@ def run_rank(rank: int, port: int, program: str, case: list[str]) -> None:
     variables |= {"TORCHELASTIC_USE_AGENT_STORE": True, "NCCL_MULTI_RANK_GPU_ENABLE": 1}
     os.environ.update({name: str(value) for name, value in variables.items()})
     nccl, gpu = Nccl(case), Gpu()
-    dump = faulthandler.dump_traceback_later
-    program_globals = runpy.run_path(program, run_name="stand-in")
-    main = program_globals["main"]
-    names = main.__globals__
-    names |= {"PATIENCE": 0.5, "LAST_CALL": 0.5}
-    names["members"].__defaults__ = (0.5,)
+    main = runpy.run_path(program, run_name="stand-in")["main"]
+    main.__globals__["PATIENCE"] = PATIENCE
+    main.__globals__["members"].__defaults__ = (LAST_CALL,)
     c10d.ProcessGroupGloo.supports_shrinking = True
     c10d.ProcessGroupGloo.shrink = lambda *arguments: nccl.shrink(*arguments)
     dist.ProcessGroup.abort = lambda group: nccl.abort(group)
@@ -221,9 +226,7 @@ def run_rank(rank: int, port: int, program: str, case: list[str]) -> None:
         mock.patch.object(
             torch, "set_default_device", lambda device: setattr(gpu, "default", device)
         ),
-        mock.patch.object(
-            faulthandler, "dump_traceback_later", lambda _, exit: dump(LIMIT, exit=exit)
-        ),
+        mock.patch.object(faulthandler, "dump_traceback_later", nccl.limit),
         mock.patch.object(sys, "argv", [program, *[word for word in case if "--" in word]]),
         gpu,
     ):
