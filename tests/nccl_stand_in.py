@@ -79,7 +79,7 @@ class Communicator:
         self.rank, self.size, self.case = group.rank(), group.size(), case
         self.store = dist.PrefixStore(f"communicator {group.group_name} {self.size}", store)
         self.pending: list[Collective] = []
-        self.calls, self.aborted = 0, False
+        self.calls, self.aborted, self.destroyed = 0, False, False
 
     def wait_for(self, what: str, ranks: list[int]) -> None:
         """Tell that this rank has come, and wait for all other ranks."""
@@ -171,6 +171,7 @@ class Nccl:
 
     def shutdown(self, group: dist.ProcessGroup) -> None:
         communicator = self.of(group)
+        communicator.destroyed = True
         if communicator.aborted:
             return
         for operation in list(communicator.pending):
@@ -231,6 +232,8 @@ def run_rank(rank: int, port: int, program: str, case: list[str]) -> None:
         gpu,
     ):
         main()
+    for communicator in nccl.found.values():
+        assert communicator.aborted or communicator.destroyed, "it leaves a communicator behind"
     print(f"rank {rank}: {nccl.flags}")
 
 

@@ -39,7 +39,7 @@ def init_distributed() -> torch.device:
     With NCCL_MULTI_RANK_GPU_ENABLE=1 (NCCL 2.30 or newer), several ranks share a GPU.
     """
     if "LOCAL_RANK" not in os.environ:
-        sys.exit(f"start this program with: torchrun --nproc-per-node=4 {sys.argv[0]}")
+        sys.exit(f"start this program with: torchrun --nproc-per-node=2 {sys.argv[0]}")
     local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
     count = torch.accelerator.device_count()
     shared = count > 0 and os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
@@ -149,7 +149,7 @@ class Job:
 
     def check_numbers(self) -> None:
         """Report the numbers in the new group. A gather returns the names in their order."""
-        found = [torch.zeros((), dtype=torch.long, device=self.device) for _ in self.alive]
+        found = [torch.empty((), dtype=torch.long, device=self.device) for _ in self.alive]
         dist.all_gather(found, torch.tensor(self.name, device=self.device))
         assert [name.item() for name in found] == self.alive
         numbers = [f"rank {name} has number {number}" for number, name in enumerate(self.alive)]
@@ -246,6 +246,7 @@ def main() -> None:
     assert job.done == expected.get(job.name, STEPS)  # a rank that leaves has these steps
     job.store.set(f"{job.name} ended", f"{reason}, after step {job.done}")
     if reason != "end":
+        assert not dist.is_initialized()  # it has left its group
         return  # with status 0: after any other status, torchrun ends all ranks
     dist.all_reduce(torch.zeros(1, device=device))  # all weights have been compared
     if dist.get_rank() == 0:
