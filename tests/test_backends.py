@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import pickle
 import re
 import runpy
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from unittest import mock
@@ -46,6 +49,7 @@ def programs_with(pattern: str) -> list[str]:
 
 
 WITH_LIMITS = programs_with("def init_with_limits")
+SHRINK = "snippets/clusters/shrink_group.py"  # it forms a third group
 
 
 def test_each_program_that_uses_only_gloo_is_listed_with_its_reason() -> None:
@@ -60,7 +64,7 @@ def test_each_program_that_uses_only_gloo_is_listed_with_its_reason() -> None:
 
 
 def test_programs_about_errors_are_recorded_on_gpus() -> None:
-    assert len(WITH_LIMITS) == 12
+    assert len(WITH_LIMITS) == 13
     assert set(WITH_LIMITS) <= set(gpu_commands(ROOT))
 
 
@@ -85,7 +89,8 @@ def test_the_workflow_and_the_page_say_how_many_programs_one_gpu_can_check() -> 
 def test_a_program_about_errors_uses_nccl_on_gpus(name: str, gpus: int) -> None:
     """Two ranks share one GPU. NCCL reads its settings when the process group is created."""
     calls = called_functions(ROOT / name)
-    assert calls.count("init_with_limits") == 1 and calls.count("init_process_group") == 2
+    assert calls.count("init_with_limits") == 1
+    assert calls.count("init_process_group") == (4 if name == SHRINK else 2)
     variables = {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "NCCL_MULTI_RANK_GPU_ENABLE": "1"}
     program = runpy.run_path(str(ROOT / name), run_name="stand-in")
     recorder = mock.Mock()
@@ -192,3 +197,39 @@ def test_the_flight_recorder_of_the_backend_is_read(backend: str, tmp_path: Path
         "nccl2": ([mock.call(True, True, False, backend="nccl2")], []),
     }
     assert (general.mock_calls, nccl.mock_calls) == called[backend]
+
+
+def test_ranks_leave_a_group_of_nccl_with_shrink_and_with_abort() -> None:
+    """The stand-in of tests/nccl_stand_in.py replaces the GPU and NCCL; torch's code runs.
+
+    NCCL 2.31 hangs in shrink_group with SHRINK_ABORT, and the limit of the program ends it.
+    """
+    cases = ["old", "old --way=abort", "new --way=abort barrier", "old barrier"]
+    script = [sys.executable, str(ROOT / "tests/nccl_stand_in.py"), str(ROOT / SHRINK), *cases]
+    run = subprocess.run(script, check=True, stdout=subprocess.PIPE, text=True)
+    results = json.loads(run.stdout)
+    by_abort = results["old --way=abort"]["outputs"][0]
+    raises = "its wait() raises DistBackendError"
+    returns = "its wait() returns, but the sum is not complete"
+    assert returns in by_abort
+    assert results["new --way=abort barrier"]["outputs"][0] == by_abort.replace(returns, raises)
+    by_shrink = results["old"]["outputs"]
+    numbers = "    rank 0 has number 0, rank "
+    for outputs in (by_abort, by_shrink[0]):
+        assert f"{numbers}2 has number 1, rank 3 has number 2\nstep 7" in outputs
+        assert f"{numbers}3 has number 1\n" in outputs
+        assert "every rank: the weights of one process on 12 rows" in outputs
+    for case in cases[:3]:
+        assert results[case]["statuses"] == [0] * 4, results[case]["outputs"]
+    # the excluded numbers, the flags, and the number of pending operations of each call
+    calls = [output.splitlines()[-1] for output in by_shrink]
+    survivor = "[([1], 0, 0), ([1], 1, 1)]"
+    assert calls == [
+        f"rank 0: {survivor}",
+        "rank 1: []",
+        "rank 2: [([1], 0, 0)]",
+        f"rank 3: {survivor}",
+    ]
+    hang = results["old barrier"]
+    assert hang["statuses"] == [1, 0, 0, 1]
+    assert re.search(r"shrink_group.py\", line \d+ in shrink\n", hang["outputs"][3])
