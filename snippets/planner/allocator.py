@@ -1,11 +1,12 @@
 """PyTorch's caching allocator in sixty lines: what `reserved` is, and why it exceeds
 `allocated`.
 
-Sizes are rounded to 512 bytes; requests up to 1 MiB share segments of 2 MiB, those below 10 MiB
-share segments of 20 MiB, larger ones get a segment of their own, rounded to 2 MiB. The smallest free
-block that is large enough is taken and split; neighbours that are free become one block again.
-Nothing goes back to the driver. The rules are derived in 07, "The caching allocator", and are
-those of c10/cuda/CUDACachingAllocator.cpp. Here they run on sizes alone, without a GPU.
+Sizes are rounded up to 512 bytes; requests up to 1 MiB share segments of 2 MiB, those below 10
+MiB share segments of 20 MiB, larger ones get a segment of their own, rounded up to 2 MiB. The
+smallest free block that is large enough is taken and split; neighbours that are free become one
+block again. Nothing goes back to the driver. The rules are derived in 07, "The caching
+allocator", and are those of c10/cuda/CUDACachingAllocator.cpp. Here they run on sizes alone,
+without a GPU.
 """
 
 from bisect import bisect_left, insort
