@@ -84,6 +84,34 @@ def test_the_workflow_and_the_page_say_how_many_programs_one_gpu_can_check() -> 
     assert f"One GPU is enough for {several - own} of them." in page
 
 
+@pytest.mark.parametrize(
+    ("kind", "count", "alone", "second_of_two"),
+    [
+        ("cpu", 0, "cpu", "cpu"),
+        ("mps", 1, "mps:0", "cpu"),
+        ("cuda", 1, "cuda:0", "cpu"),  # each process needs a GPU of its own
+        ("cuda", 2, "cuda:0", "cuda:1"),
+    ],
+)
+def test_the_first_program_uses_the_devices_in_the_table_of_the_setup_page(
+    kind: str, count: int, alone: str, second_of_two: str
+) -> None:
+    pick_device = runpy.run_path(str(ROOT / "snippets/setup/first_run.py"))["pick_device"]
+    of_torchrun = {"RANK": "1", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    for variables, expected in (({}, alone), (of_torchrun, second_of_two)):
+        with (
+            mock.patch.dict(os.environ, variables, clear=True),
+            mock.patch.multiple(
+                torch.accelerator,
+                is_available=lambda: count > 0,
+                device_count=lambda: count,
+                current_accelerator=lambda: torch.device(kind),
+                set_device_index=mock.Mock(),
+            ),
+        ):
+            assert pick_device() == torch.device(expected)
+
+
 @pytest.mark.parametrize("name", WITH_LIMITS)
 @pytest.mark.parametrize("gpus", [0, 1, 2])
 def test_a_program_about_errors_uses_nccl_on_gpus(name: str, gpus: int) -> None:

@@ -62,6 +62,21 @@ def test_rows_reference_and_bound_are_imported_from_one_module(language: str) ->
     assert only_gpu == (language == "cutile") != ("equal to float64" in recorded)
 
 
+def test_the_check_rejects_the_softmax_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU, a program must not report the speed and the result of torch as its own."""
+    torch = pytest.importorskip("torch")
+    monkeypatch.syspath_prepend(str(FOLDER))
+    from softmax_problem import without_library
+
+    x = torch.ones(2, 4)
+    with pytest.raises(AssertionError, match=r"torch's aten\._softmax\.default runs"):
+        without_library(lambda x: x.softmax(dim=-1), x)
+    assert (
+        without_library(lambda x: x.exp() / x.exp().sum(1, True), x).tolist()
+        == [[0.25] * 4] * 2
+    )
+
+
 def test_a_program_without_its_package_is_skipped_with_an_install_command(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-INPUTS = ["snippets/06_gpu_computing/sectors.py"]
+INPUTS = ["snippets/06_gpu_computing/sectors.py", "snippets/06_gpu_computing/sgemm.cu"]
 TABLE = """==PROF== Connected to process 7
 "ID","Kernel Name","Metric Name","Metric Unit","Metric Value"
 "0","k","l1tex__t_requests_pipe_lsu_mem_global_op_ld.sum","","1,000"
@@ -19,11 +20,21 @@ TABLE = """==PROF== Connected to process 7
 
 
 def run(folder: Path, naive: str, table: str = TABLE) -> subprocess.CompletedProcess:
-    """Run the program with a fake ncu that counts 1,000 requests, and `naive` sectors."""
+    """Run the program with a fake ncu that counts 1,000 requests, and `naive` sectors.
+
+    The fake ncu counts nothing unless the program skips the launches that check sgemm.cu.
+    """
+    source = (ROOT / INPUTS[1]).read_text("utf-8")
+    full = re.search(
+        r"\? std::vector<std::vector<int>>\{\{.*?\n.*?:.*?\n(.*?)\};", source, re.S
+    )
+    checks = full[1].count("},") + 1
+    wanted = f"*--launch-skip\\ {checks}\\ --launch-count\\ 1\\ *"
     for name, script in {
         "nvidia-smi": "",
         "nvcc": "touch sgemm",
-        "ncu": f"case \"$*\" in *naive*) cat '{folder}/naive';; *) cat '{folder}/other';; esac",
+        "ncu": f'case "$*" in {wanted}) ;; *) exit 1;; esac\n'
+        f"case \"$*\" in *naive*) cat '{folder}/naive';; *) cat '{folder}/other';; esac",
     }.items():
         (folder / name).write_text(f"#!/bin/sh\n{script}\n")
         (folder / name).chmod(0o755)

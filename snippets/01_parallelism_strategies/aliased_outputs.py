@@ -7,6 +7,7 @@ tensors. A test in which all ranks have equal values cannot detect the mistake.
 
 import os
 import sys
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -26,7 +27,10 @@ def main() -> None:
     rank, n = dist.get_rank(), dist.get_world_size()
     for fix in (False, True):
         x = torch.tensor([rank])
-        values = [int(output.item()) for output in gather(x, fix)]
+        with mock.patch.object(dist, "all_gather", wraps=dist.all_gather) as spy:
+            values = [int(output.item()) for output in gather(x, fix)]
+        places = {output.data_ptr() for output in spy.call_args.args[0]}
+        assert len(places) == (n if fix else 1)  # the list itself causes the loss
         assert values == (list(range(n)) if fix else [n - 1] * n)
         assert x.item() == rank  # the input is unchanged
         equal = gather(torch.tensor([7]), fix)  # all ranks have the same value

@@ -8,6 +8,7 @@ ranks the shards have different numbers of rows, so that a mean of means would b
 
 import os
 import sys
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -143,7 +144,17 @@ def main() -> None:
         report("  output, gradients and running statistics equal to one process")
 
     report("synchronized from scratch:")
-    check(DDP(make_model(SynchronizedBatchNorm, device)))
+    with mock.patch.object(dist, "all_reduce", wraps=dist.all_reduce) as spy:
+        check(DDP(make_model(SynchronizedBatchNorm, device)))
+    assert spy.call_count == 2 * STEPS  # one in each forward, and one in each backward
+
+    # under autocast the input of the layer is bf16, but its sums must not be
+    short, reference = SynchronizedBatchNorm(4).to(device), nn.BatchNorm1d(4).to(device)
+    x = whole[0][0].bfloat16()
+    exact = reference(x.float()).tensor_split(n)[rank]
+    torch.testing.assert_close(short(x.tensor_split(n)[rank]), exact.bfloat16())
+    torch.testing.assert_close(short.running_mean, reference.running_mean)
+    torch.testing.assert_close(short.running_var, reference.running_var)
 
     report("torch.nn.SyncBatchNorm:")
     model = nn.SyncBatchNorm.convert_sync_batchnorm(make_model(nn.BatchNorm1d, device))

@@ -185,6 +185,26 @@ def main() -> None:
         of_rank_0 = ours.detach().clone()
         dist.broadcast(of_rank_0, src=0)
         torch.testing.assert_close(ours, of_rank_0)
+
+    def backward_twice() -> None:
+        for _ in range(2):
+            ddp(inputs[shard]).sum().backward()
+
+    def backward_of_one_layer() -> None:
+        model[0](inputs[shard]).sum().backward()
+        ddp.wait()
+
+    for mistake, message in (
+        (backward_of_one_layer, "no gradient in this backward pass for 14 parameters"),
+        (backward_twice, "call wait() after each backward"),
+    ):
+        try:
+            mistake()
+        except RuntimeError as error:
+            assert message in str(error)
+        else:
+            raise AssertionError(f"no error: {message}")
+    ddp.wait()  # for the sums of the first backward
     if rank == 0:
         print(f"all-reduces per step: naive {launched_naive}, in buckets {counter.call_count}")
         print(f"world size {n}, parameters after {STEPS} steps: equal to the naive version")

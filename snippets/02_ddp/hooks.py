@@ -143,6 +143,23 @@ def main() -> None:
     assert launched == [1, 2, 3, 4, 5, 6] * STEPS  # each gradient was sent at once
     for ours, expected in zip(ddp.parameters(), reference.parameters(), strict=True):
         torch.testing.assert_close(ours, expected)
+
+    def first_alone() -> None:
+        model.first(inputs[shard]).sum().backward()  # no gradient for `head` and `second`
+
+    for mistake, message in (
+        (ddp.wait, "no gradient in this backward pass for head.weight, head.bias, second"),
+        (first_alone, "call wait() after each backward"),
+    ):
+        first_alone()
+        try:
+            mistake()
+        except RuntimeError as error:
+            assert message in str(error)
+        else:
+            raise AssertionError(f"no error: {message}")
+    for work in ddp.in_flight.values():
+        work.wait()
     if rank == 0:
         print(f"world size {n}, parameters after {STEPS} steps: equal to one process")
 

@@ -109,6 +109,13 @@ def main() -> None:
     assert model.origin.item() == 0  # the buffers are those of rank 0, too
     for ours, expected in zip(ddp.parameters(), reference.parameters(), strict=True):
         torch.testing.assert_close(ours, expected)
+    model[2].bias.grad = None
+    try:
+        ddp.average_gradients()
+    except RuntimeError as error:
+        assert str(error).endswith("for 2.bias")
+    else:
+        raise AssertionError("a missing gradient is no error")
     if rank == 0:
         print(f"{counter.call_count} all-reduces per step, one for each parameter tensor")
         print(f"world size {n}, parameters after {STEPS} steps: equal to one process")

@@ -150,6 +150,14 @@ def main() -> int:
             if not torch.allclose(ours, expected[name], rtol=1e-4, atol=1e-6):
                 wrong.append(name)
         failed = failed or bool(wrong)
+        if args.case == "whole" and not args.fix:
+            # DDP averages the gradients of the first loss, which is the loss of the case
+            # "checkpoint". Each rank then adds its own gradients of the second loss.
+            averaged, shard = one_process(model, batch, "checkpoint"), batch.chunk(n)[rank]
+            both, first = (one_process(model, shard, case) for case in ("whole", "checkpoint"))
+            for name, parameter in model.named_parameters():
+                mixed = averaged[name] + both[name] - first[name]
+                torch.testing.assert_close(parameter.grad.double(), mixed, rtol=1e-4, atol=1e-6)
         if wrong and rank == 0:
             print(f"step {step}: no error, but wrong gradients: {', '.join(wrong)}", flush=True)
     else:

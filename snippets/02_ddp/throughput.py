@@ -155,6 +155,27 @@ def trainer(model: Alone, inputs: torch.Tensor) -> Callable[[], float]:
     return run
 
 
+def check_clock() -> None:
+    """The clock starts after a barrier, and stops after the communication and a barrier."""
+    model, events = Alone(nn.Linear(2, 2)), []
+
+    def noted(owner: object, name: str) -> mock._patch:
+        call = getattr(owner, name)
+        note = lambda *arguments: (events.append(name), call(*arguments))[1]  # noqa: E731
+        return mock.patch.object(owner, name, note)
+
+    run = trainer(model, torch.ones(1, 2))
+    with (
+        noted(dist, "barrier"),
+        noted(time, "perf_counter"),
+        noted(model, "forward"),
+        noted(model, "after_backward"),
+    ):
+        run()
+    step = ["forward", "after_backward"]
+    assert events == ["barrier", "perf_counter", *step, "barrier", "perf_counter"]
+
+
 def main() -> None:
     device = init_distributed()
     rank, n = dist.get_rank(), dist.get_world_size()
@@ -178,6 +199,7 @@ def main() -> None:
     }
     runs = {name: trainer(model, inputs) for name, model in models.items()}
     seconds: dict[str, list[float]] = {name: [] for name in runs}
+    check_clock()
     calls = []  # of dist.all_reduce in a step; PyTorch's DDP calls the C++ function instead
     for run in runs.values():  # warm up, and let PyTorch's DDP fill its buckets again
         with mock.patch.object(dist, "all_reduce", wraps=dist.all_reduce) as spy:

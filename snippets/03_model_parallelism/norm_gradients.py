@@ -7,6 +7,7 @@ equal, so the terms must be added before the optimizer step.
 
 import os
 import sys
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -50,7 +51,9 @@ def train(device: torch.device, summed: bool) -> tuple[float, float, float]:
             error = F.tanh(module(x[tokens]) @ weight) - target[tokens]
             (error.square().sum() / (TOKENS * H)).backward()
         if summed:
-            sum_over_ranks(norm)
+            with mock.patch.object(dist, "all_reduce", wraps=dist.all_reduce) as spy:
+                sum_over_ranks(norm)
+            assert spy.call_count == 1  # weight and bias are sent together
         if step == 0:
             terms = norm.weight.grad.clone()
             if not summed:

@@ -270,6 +270,46 @@ def check_uneven_unit(device: torch.device) -> None:
     state = fsdp.state_dict()
     for name, truth in alone.state_dict().items():
         torch.testing.assert_close(state[name], truth)
+    check_other_states(fsdp, state)
+    check_mistakes(fsdp, state)
+
+
+def check_other_states(fsdp: MiniFSDP, state: dict[str, torch.Tensor]) -> None:
+    """After a load, `state_dict` returns what was loaded."""
+    other = {name: tensor + 1 for name, tensor in state.items()}
+    fsdp.load_state_dict(other)
+    loaded = fsdp.state_dict()
+    assert loaded.keys() == other.keys()
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in other.items())
+
+
+def check_mistakes(fsdp: MiniFSDP, state: dict[str, torch.Tensor]) -> None:
+    """Each of these mistakes must raise an error that names it."""
+
+    def tie() -> None:
+        tied = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).to(fsdp.units[0].shard.device)
+        tied[1].weight = tied[0].weight
+        MiniFSDP(tied, units=tied)
+
+    def freeze() -> None:
+        fsdp.requires_grad_(False)
+        fsdp(torch.ones(1, 4))
+
+    first, *rest = state
+    for mistake, message in (
+        (lambda: fsdp.load_state_dict({name: state[name] for name in rest}), repr(first)),
+        (lambda: fsdp.load_state_dict(state | {"more": state[first]}), "'more'"),
+        (lambda: fsdp.load_state_dict(state | {first: state[first].T}), repr(first)),
+        (fsdp.half, "cast or move the module before"),
+        (tie, "0.weight and 1.weight are in two units"),
+        (freeze, "freeze parameters before"),
+    ):
+        try:
+            mistake()
+        except RuntimeError as error:
+            assert message in str(error), error
+        else:
+            raise AssertionError(f"no error: {message}")
 
 
 def main() -> None:

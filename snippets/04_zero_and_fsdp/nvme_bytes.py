@@ -70,6 +70,7 @@ def run_steps(width: int, offload: dict, device: torch.device, moved: dict[str, 
     model = model.to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
+    moved["offloads"] = engine.optimizer.swap_optimizer  # whether it is configured for NVMe
     rows = []
     for step in range(STEPS):
         moved |= {"read": 0, "written": 0}
@@ -118,7 +119,9 @@ def main() -> None:
         place = {"device": "nvme", "nvme_path": folder, "pin_memory": device.type != "cpu"}
         nvme = {"offload_optimizer": place}
         small = run_steps(128, nvme, device, moved)
+        assert moved["offloads"]  # its 0 bytes are DeepSpeed's decision
         in_memory = run_steps(512, {}, device, moved)
+        assert not moved["offloads"]
         rows = run_steps(512, nvme, device, moved)
         files = sum(f.stat().st_size for f in Path(folder).rglob("*") if f.is_file())
     psi, large = 2 * (512 * 512 + 512), 2 * 512 * 512  # large: elements in tensors of 1 MiB

@@ -160,6 +160,13 @@ def main() -> None:
     for model in (ours, ddp.module):
         for parameter, truth in zip(model.parameters(), alone.parameters(), strict=True):
             torch.testing.assert_close(parameter, truth)
+    ours[0].bias.grad = None
+    try:
+        runs["ZeRO-1"][1].step()
+    except RuntimeError as error:
+        assert "no gradient" in str(error)
+    else:
+        raise AssertionError("a missing gradient is no error")
     if rank == 0:
         print(f"N = {n}, Ψ = {psi:,}; after {STEPS} steps of Adam all three models are equal")
         print("moments on rank 0, and elements that a rank sends in a step, in units of Ψ:")

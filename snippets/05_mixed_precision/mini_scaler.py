@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 STEPS, OVERFLOWS, NAN = 20, {6, 7, 14}, 14
+RESTARTS = {2, 9, 13}  # before these steps, new scalers load the states of the old ones
 WIDTH, BAR, INK = 720, 32, "#52525b"
 COLOURS = {"skipped": "#c2410c", "grew": "#15803d", "": "#0b6e99"}
 
@@ -99,9 +100,15 @@ def draw(steps: list[tuple[float, str]]) -> str:
     return "\n".join([*parts, "</svg>", ""])
 
 
+def scalers(interval: int) -> list:
+    """Return our scaler and torch's, which double the scale after this many good steps."""
+    theirs = torch.amp.GradScaler("cpu", growth_interval=interval)
+    return [MiniScaler(growth_interval=interval), theirs]
+
+
 def check_two_optimizers() -> None:
     """An overflow skips the step of its own optimizer only. All optimizers share a scale."""
-    ours, theirs = MiniScaler(growth_interval=2), torch.amp.GradScaler("cpu", growth_interval=2)
+    ours, theirs = scalers(2)
     scale = 2.0**16
     rounds = [((1, 0), 0.5), ((0, 1), 0.5), ((1, 1), 0.5), ((0, 0), 1), ((0, 0), 2)]
     weights = [[nn.Parameter(torch.zeros(1)) for _ in range(2)] for _ in (ours, theirs)]
@@ -124,30 +131,42 @@ def check_two_optimizers() -> None:
 def main() -> None:
     torch.set_num_threads(1)  # the tensors are small, so a second thread would only wait
     check_two_optimizers()
-    ours, theirs = MiniScaler(growth_interval=4), torch.amp.GradScaler("cpu", growth_interval=4)
-    runs = [(ours, *build()), (theirs, *build())]
+    runs = [[scaler, *build()] for scaler in scalers(4)]
     data = torch.randn(STEPS, 16, 32)
     history: list[tuple[float, str]] = []
     print("step  scale     ours     torch    good steps  what happened")
     for step in range(STEPS):
         lines = []
+        if step in RESTARTS:
+            for run, fresh in zip(runs, scalers(4), strict=True):
+                fresh.load_state_dict(run[0].state_dict())
+                run[0] = fresh
         for scaler, model, optimizer in runs:
+            ours = isinstance(scaler, MiniScaler)
             optimizer.zero_grad()
             with torch.autocast("cpu", torch.float16):
                 output = model(data[step])
             loss = (output.float() - 1).square().mean()
             if step in OVERFLOWS - {NAN}:
                 loss = loss * 1e6
-            before = float(scaler.value if scaler is ours else scaler.get_scale())
+            before = float(scaler.value if ours else scaler.get_scale())
             scaler.scale(loss).backward()
             if step == NAN:
                 model[0].weight.grad[0, 0] = torch.nan
             weight_before = model[0].weight.detach().clone()
+            if step % 2:  # before clipping, a loop unscales the gradients itself, but only once
+                scaler.unscale_(optimizer)
+                try:
+                    scaler.unscale_(optimizer)
+                except RuntimeError as error:
+                    assert "already been called" in str(error)
+                else:
+                    raise AssertionError("the gradients were unscaled twice")
             scaler.step(optimizer)
             scaler.update()
             after, good = (
                 (scaler.value, scaler.good_steps)
-                if scaler is ours
+                if ours
                 else (scaler.get_scale(), scaler._get_growth_tracker())
             )
             lines.append((before, after, good, torch.equal(weight_before, model[0].weight)))

@@ -66,6 +66,7 @@ def on_cpu(make: Callable, n: int) -> float:
 def times(make: Callable, n: int, on_host: bool) -> tuple[float, float]:
     """Return the seconds on the CPU and on the GPU for size `n`."""
     host, operator, flops, moved = make(n)
+    assert moved == sum(x.nbytes for x in host)  # both inputs and the output, once each
     cpu = on_cpu(make, n)
     device = torch.accelerator.current_accelerator(check_available=True)
     if device is None:

@@ -51,7 +51,8 @@ CPP = r"""
 #include <torch/csrc/stable/tensor.h>
 #include <algorithm>
 
-#if !defined(Py_LIMITED_API) || !defined(TORCH_TARGET_VERSION)
+// Undefined limits are 0 here. The wheel promises Python 3.10, and torch 2.11, which is 2.0b
+#if Py_LIMITED_API != 0x030a0000 || TORCH_TARGET_VERSION >> 48 != 0x020b
 #error "setup.py must set both limits, or the wheel does not work with every version"
 #endif
 
@@ -83,6 +84,10 @@ CUDA = r"""
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 #include <cuda_runtime.h>
+
+#if TORCH_TARGET_VERSION >> 48 != 0x020b
+#error "setup.py must set the limit for nvcc, too"
+#endif
 
 using torch::stable::Tensor;
 

@@ -117,6 +117,7 @@ def main() -> None:
         assert error > 0.1
         print(f"without the mask: the first is right, the rest off by {100 * error:.0f}%")
         torch.testing.assert_close(running, joined, rtol=1e-3, atol=1e-4)
+        assert not torch.equal(running, joined)  # the angles differ, so the rounding does too
         print("rotary positions that run on through the row: the same outputs")
         absolute = torch.randn(ROW, D)  # a learned embedding of each position
         shifted = (absolute[: len(position)] - absolute[position]).norm(dim=-1) > 0

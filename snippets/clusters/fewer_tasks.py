@@ -84,13 +84,13 @@ def task(world_size: int, port: int) -> str:
     return f"world size {world_size}, the sum over the ranks is {total.item():g}"
 
 
-def run(environments: list[dict[str, str]], world: str, check: bool) -> str:
-    """Fork the tasks as srun would start them, and return the line of task 0."""
+def run(environments: list[dict[str, str]], world: str, check: bool) -> list[str]:
+    """Fork the tasks as srun would start them, and return the line of each task."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     with tempfile.TemporaryDirectory() as folder:
-        report, pids = Path(folder, "report"), []
+        pids = []
         for environment in environments:
             if pid := os.fork():
                 pids.append(pid)
@@ -104,12 +104,11 @@ def run(environments: list[dict[str, str]], world: str, check: bool) -> str:
                 text = task(globals()[world](), port)
             except SystemExit as stop:
                 text = f"stopped: {stop}"
-            if environment["SLURM_PROCID"] == "0":
-                report.write_text(text)
+            Path(folder, environment["SLURM_PROCID"]).write_text(text)
             os._exit(0)
         for pid in pids:
             os.waitpid(pid, 0)
-        return report.read_text()
+        return [Path(folder, str(number)).read_text() for number in range(len(environments))]
 
 
 def check_two_nodes() -> None:
@@ -135,7 +134,9 @@ def main() -> None:
         for world in (
             ("from_tasks_per_node",) if check else ("from_tasks_per_node", "from_tasks")
         ):
-            results[script, world] = run(environments, world, check)
+            reports = run(environments, world, check)
+            assert len({*reports}) == 1, reports  # all tasks report the same
+            results[script, world] = reports[0]
             print(f"  {world}: {results[script, world]}", flush=True)
     right, wrong, both = SCRIPTS
     whole = "world size 2, the sum over the ranks is 3"
@@ -144,6 +145,9 @@ def main() -> None:
     waits = results[wrong, "from_tasks_per_node"]
     if check:
         assert waits.startswith("stopped: Slurm started 1 task(s)"), waits
+        # two of four tasks start on two nodes, and each of the two must stop
+        for report in run(tasks_of(2, 2, 2), "from_tasks_per_node", check):
+            assert report.startswith("stopped: Slurm started 2 task(s)"), report
         return
     assert "1/2 clients joined" in waits, waits
     # nothing is raised here: one task trains alone, and the second GPU is idle

@@ -44,6 +44,9 @@ def form_group(store: dist.Store, round_number: int, rank: int, ranks: int) -> N
     dist.init_process_group("gloo", store=keys, rank=rank, world_size=ranks, timeout=LIMIT)
 
 
+Deaths = dict[int, tuple[int, str]]  # rank -> the round and the place at which it is killed
+
+
 class Shard:
     """A quarter of the weights and of the momentum, and another rank's quarter as a copy."""
 
@@ -93,8 +96,8 @@ def train_step(shard: Shard, number: int) -> None:
     shard.state[0].sub_(0.01 * shard.state[1])
 
 
-def train(store: dist.Store, rank: int, round_number: int, deaths: dict[int, str]) -> dict:
-    """`deaths`: rank -> the place at which it is killed, in the first round."""
+def train(store: dist.Store, rank: int, round_number: int, deaths: Deaths) -> dict:
+    """Train until the end, or until a shard is lost. The last round gives `start`."""
     shard, start = Shard(rank), 0
     while True:
         if round_number:  # a rank was killed
@@ -113,11 +116,11 @@ def train(store: dist.Store, rank: int, round_number: int, deaths: dict[int, str
                 shard.restore(start, lost)
             shard.copy(start)
             for number in range(start + 1, STEPS + 1):
-                if deaths.get(rank) == f"step {number}" and round_number == 0:
+                if deaths.get(rank) == (round_number, f"step {number}"):
                     os.kill(os.getpid(), signal.SIGKILL)
                 train_step(shard, number)
                 if number % EVERY == 0:
-                    if deaths.get(rank) == f"copy {number}" and round_number == 0:
+                    if deaths.get(rank) == (round_number, f"copy {number}"):
                         os.kill(os.getpid(), signal.SIGKILL)
                     shard.copy(number)
             return {"state": shard.state, "start": start, "sent": shard.sent}
@@ -161,7 +164,7 @@ def fork_saving_rank(rank: int, port: int, folder: Path, work: Callable, *given)
         os._exit(1)
 
 
-def run_all(deaths: dict[int, str]) -> list[dict]:
+def run_all(deaths: Deaths) -> list[dict]:
     """Train once. A rank that ends by a signal is replaced by a new process without state."""
     server, port = fork_store()
     with tempfile.TemporaryDirectory() as name:
@@ -174,7 +177,8 @@ def run_all(deaths: dict[int, str]) -> list[dict]:
                 rank = running.pop(pid)
                 if os.waitstatus_to_exitcode(status) == -signal.SIGKILL:
                     killed.append(rank)
-                    new = fork_saving_rank(rank, port, folder, train, 1, deaths)
+                    following = deaths[rank][0] + 1
+                    new = fork_saving_rank(rank, port, folder, train, following, deaths)
                     running[new] = rank
                 else:
                     assert status == 0, f"rank {rank} failed"
@@ -207,17 +211,21 @@ def main() -> None:
     print(f"a shard is {shard_bytes} bytes; a rank sends it {copies} times in {STEPS} steps")
     assert [r["sent"] for r in undisturbed] == [copies * shard_bytes] * RANKS
 
-    for death, expected in (("step 8", 6), ("copy 6", 3)):
-        found = run_all({2: death})
+    for words, deaths, expected in (
+        ("rank 2 killed at step 8", {2: (0, "step 8")}, 6),
+        # the second time, rank 1 has no copy of step 6, unless it kept the incomplete one
+        ("rank 2 killed at copy 6, then rank 3", {2: (0, "copy 6"), 3: (1, "copy 6")}, 3),
+    ):
+        found = run_all(deaths)
         same = all(
             torch.equal(found[r]["state"], undisturbed[r]["state"]) for r in range(RANKS)
         )
-        print(f"rank 2 killed at {death}: all return to step {found[0]['start']}, ", end="")
+        print(f"{words}: all return to step {found[0]['start']}, ", end="")
         print(f"same bits: {same}")
         assert same and [r["start"] for r in found] == [expected] * RANKS
     assert undisturbed[0]["state"].abs().min() > 0
 
-    both = run_all({0: "step 8", 2: "step 8"})
+    both = run_all({0: (0, "step 8"), 2: (0, "step 8")})
     print(f"ranks 0 and 2 killed at step 8: lost shards {both[0]['lost']}, read the disk")
     assert all(r == {"lost": [0, 2]} for r in both)
 

@@ -112,7 +112,10 @@ def main() -> None:
     print(f"1,000 ranks that wait only every 16 steps: normal noise costs ≈{seen:.1%}")
     print(f"instead of {normal_max(n) - 1:.1%}, ≈{ratio:.1f} times less (sqrt 16 = 4)")
     assert 3.9 < ratio < 4.1
-    assert exponential_max(1) == 1 + DELAY
+    assert exponential_max(1) == 1 + DELAY and math.isclose(pause_max(1), 1 + PAUSE * CHANCE)
+    # closed forms of the mean of the largest of one, two and three normal numbers
+    for few, mean in ((1, 0), (2, 1 / math.sqrt(math.pi)), (3, 1.5 / math.sqrt(math.pi))):
+        assert math.isclose(normal_max(few), 1 + SIGMA * mean)
 
     print("1 of 10,000 GPUs runs at 80% of its clock:")
     for n in SIZES:

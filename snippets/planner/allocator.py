@@ -1,11 +1,12 @@
 """PyTorch's caching allocator in sixty lines: what `reserved` is, and why it exceeds
 `allocated`.
 
-Sizes are rounded to 512 bytes; requests up to 1 MiB share segments of 2 MiB, up to 10 MiB
-those of 20 MiB, larger ones get a segment of their own, rounded to 2 MiB. The smallest free
-block that is large enough is taken and split; neighbours that are free become one block again.
-Nothing goes back to the driver. The rules are derived in 07, "The caching allocator", and are
-those of c10/cuda/CUDACachingAllocator.cpp. Here they run on sizes alone, without a GPU.
+Sizes are rounded up to 512 bytes; requests up to 1 MiB share segments of 2 MiB, those below 10
+MiB share segments of 20 MiB, larger ones get a segment of their own, rounded up to 2 MiB. The
+smallest free block that is large enough is taken and split; neighbours that are free become one
+block again. Nothing goes back to the driver. The rules are derived in 07, "The caching
+allocator", and are those of c10/cuda/CUDACachingAllocator.cpp. Here they run on sizes alone,
+without a GPU.
 """
 
 from bisect import bisect_left, insort
@@ -106,6 +107,22 @@ def main() -> None:
         f"one between two of them freed, then 8 MiB twice: reserved {pool.reserved // MIB} MiB"
     )
     assert (pool.allocated, pool.reserved) == (31 * MIB, 40 * MIB)  # a rest of 1 MiB stays
+
+    # sizes are rounded up, and small requests share 2 MiB
+    pool = Allocator()
+    for size in (1, 513, 1000 * 1000, MIB):
+        pool.malloc(size)
+    assert pool.allocated == 512 + 1024 + 1954 * 512 + MIB and pool.reserved == 2 * MIB
+    pool.malloc(MIB)  # the rest of the first segment is too small
+    assert pool.reserved == 4 * MIB
+    for size, block, segment in (
+        (MIB + 1, MIB + 512, 20 * MIB),
+        (10 * MIB, 10 * MIB, 10 * MIB),
+        (11 * MIB + 1, 12 * MIB, 12 * MIB),  # a rest below 1 MiB is not split off
+    ):
+        pool = Allocator()
+        pool.malloc(size)
+        assert (pool.allocated, pool.reserved) == (block, segment)
 
     # a training step in two lines: what the first step keeps for good lies in the holes of its
     # activations, and so the second step finds fewer of its size

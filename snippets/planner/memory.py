@@ -457,6 +457,13 @@ def main() -> None:
     passing = replay(wide, sharded, 1, 0)[1] - sum(state_bytes(held, sharded).values())
     print(f"ZeRO 2, one token: {passing / held * 8:.2f} bytes pass for an element of a layer")
     assert abs(passing / held * 8 / 6 - 1) < 0.01
+    # DDP builds its buckets in the order of the parameters, and later in that of the gradients
+    made, ddp = [], Replay(wide, Layout(dp=2, zero=0), 1, 0)
+    ddp.new = lambda size: made.append(size) or ddp.pool.malloc(size)
+    ddp.run()
+    first, n = [2 * elements for elements in ddp.tensors], len(ddp.tensors)
+    assert made[n : 2 * n] == first != first[::-1]
+    assert [made[i : i + n] for i in range(len(made))].count(first[::-1]) == 1
     # two micro-batches in flight, not sixty-four; and more only up to the depth of the pipe
     one = Layout(dp=1, pp=2, tp=2, micro_batches=64)
     few = replace(one, micro_batches=1)

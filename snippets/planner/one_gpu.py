@@ -137,6 +137,12 @@ def counts() -> None:
     weights = {p.data_ptr(): p.numel() for p in model.parameters()}
     assert sum(weights.values()) == parameters(shape)
     print(f"parameters {parameters(shape):,}, as the planner counts them")
+    changed = ids.clone()
+    changed[:, 8] = (ids[:, 8] + 1) % 128
+    with torch.no_grad():
+        moved = (model(ids, "") - model(changed, "")).abs().amax((0, 2)) > 0
+    # the planner counts only causal attention: no token sees a later one
+    assert not moved[:8].any() and moved[8:].all()
 
     for recompute in RECOMPUTED:
         found: dict[int, int] = {}
