@@ -540,6 +540,28 @@ def test_the_distance_of_figures_with_different_shapes_is_infinite() -> None:
         assert figures.distance(line, shapes) == float("inf")
 
 
+@pytest.mark.parametrize(
+    ("other", "difference"),
+    [
+        ('<path d="M 0 0" style="fill: #0b6e99"/><text x="9">s</text>', None),
+        # a colour map may be rounded differently
+        ('<path d="M 0 0" style="fill: #0c6d9a"/><text x="9">s</text>', None),
+        ('<path d="M 0 0" style="fill: #c2410c"/><text x="9">s</text>', "different colours"),
+        ('<path d="M 0 0" style="fill: none"/><text x="9">s</text>', "different colours"),
+        ('<path d="M 0 0" style="fill: #0b6e99"/><text x="99">s</text>', "at a distance of 90"),
+    ],
+)
+def test_colours_and_positions_of_labels_are_compared(
+    other: str, difference: str | None
+) -> None:
+    first = '<path d="M 0 0" style="fill: #0B6E99"/><text x="9">s</text>'
+    old, new = (figures.Figure.parse(SVG.format(text)) for text in (first, other))
+    found = figures.figure_difference(old, new)
+    assert found is None if difference is None else difference in found
+    # the figures of some programs depend on the machine
+    assert figures.figure_difference(old, new, Tolerances(compare_points=False)) is None
+
+
 # --- blocks of a page ------------------------------------------------------------------------
 
 

@@ -1,4 +1,4 @@
-"""Parse the labels and the curves of SVG files, and compare two figures.
+"""Parse the labels, the curves and the colours of SVG files, and compare two figures.
 
 matplotlib removes points of a long line that are on a straight segment, so the same curve can
 have different numbers of points. Curves with different numbers of points are therefore
@@ -20,22 +20,26 @@ from worldsize.model.transcript import DEFAULT_TOLERANCES, Tolerances, same_line
 SAMPLES = 200  # number of points of a resampled curve
 MAX_DISTANCE = 15.0  # between two equal points; a figure is about 500 wide
 SHAPE_ATTRIBUTES = ("points", "transform", "x", "y", "width", "height", "cx", "cy", "r")
+MAX_COLOUR_DISTANCE = 16  # of 255, in red, green or blue
 _COORDINATE = re.compile(r"-?\d+(?:\.\d+)?(?:e-?\d+)?")
+_COLOUR = re.compile(r"(?:^|;)\s*(?:fill|stroke|stop-color)\s*:\s*([^;]+)")
+_HEX = re.compile(r"#([0-9a-f]{2})([0-9a-f]{2})([0-9a-f]{2})")
 
 Point = tuple[float, float]
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The coordinates of one SVG element: its path, and the numbers of its other attributes."""
+    """One SVG element: the coordinates of its path, other numbers, and its colours."""
 
     path: list[Point]
-    numbers: list[float]
+    numbers: list[float]  # in its other attributes
+    colours: list[str]
 
 
 @dataclass(frozen=True)
 class Figure:
-    """The labels of a figure that contain a letter, and the shapes that are not text."""
+    """The labels of a figure that contain a letter, and its shapes, including all labels."""
 
     labels: list[str]
     shapes: list[Shape]
@@ -56,22 +60,24 @@ class Figure:
                     raise BookError(
                         f"it refers to {value}, but it must contain all of its parts"
                     )
-        elements = list(tree.iter())
-        texts = [element for element in elements if element.tag.endswith("}text")]
+        texts = [element for element in tree.iter() if element.tag.endswith("}text")]
         labels = ["".join(text.itertext()).strip() for text in texts]
-        shapes = [_shape(each) for each in elements if not each.tag.endswith("}text")]
+        shapes = [_shape(element) for element in tree.iter()]
         return cls([label for label in labels if re.search(r"[^\W\d_]", label)], shapes)
 
 
 def _shape(element: ElementTree.Element) -> Shape:
-    """Return the coordinates of an element; they are empty if it has none."""
+    """Return the coordinates and colours of an element; they are empty if it has none."""
     path = [float(number) for number in _COORDINATE.findall(element.get("d", ""))]
     numbers = [
         float(number)
         for name in SHAPE_ATTRIBUTES
         for number in _COORDINATE.findall(element.get(name, ""))
     ]
-    return Shape(list(zip(path[::2], path[1::2], strict=False)), numbers)
+    colours = [element.get(name, "") for name in ("fill", "stroke", "stop-color")]
+    colours += _COLOUR.findall(element.get("style", ""))
+    colours = [colour.strip().lower() for colour in colours if colour]
+    return Shape(list(zip(path[::2], path[1::2], strict=False)), numbers, colours)
 
 
 def distance(old: list[Shape], new: list[Shape]) -> float:
@@ -90,6 +96,25 @@ def _shape_distance(old: Shape, new: Shape) -> float:
         paths = resample(old.path), resample(new.path)
     distances += [max(abs(a - c), abs(b - d)) for (a, b), (c, d) in zip(*paths, strict=True)]
     return max(distances, default=0.0)
+
+
+def same_colours(old: list[Shape], new: list[Shape]) -> bool:
+    """Return whether equal shapes have equal colours, except for rounding in a colour map."""
+    pairs = zip(old, new, strict=True)
+    return all(
+        len(a.colours) == len(b.colours) and all(map(_same_colour, a.colours, b.colours))
+        for a, b in pairs
+    )
+
+
+def _same_colour(old: str, new: str) -> bool:
+    if old == new:
+        return True
+    values = [_HEX.fullmatch(colour) for colour in (old, new)]
+    if None in values:
+        return False
+    pairs = zip(*(match.groups() for match in values), strict=True)
+    return all(abs(int(a, 16) - int(b, 16)) <= MAX_COLOUR_DISTANCE for a, b in pairs)
 
 
 def resample(path: list[Point], count: int = SAMPLES) -> list[Point]:
@@ -122,7 +147,8 @@ def figure_difference(
     if all(same_line(*pair, tolerances) for pair in labels):
         largest = distance(old.shapes, new.shapes) if tolerances.compare_points else 0.0
         if largest <= MAX_DISTANCE:
-            return None
+            compare = tolerances.compare_points and not same_colours(old.shapes, new.shapes)
+            return "different colours" if compare else None
         if math.isfinite(largest):
             return f"a point at a distance of {largest:.0f} from its old position"
         return "different shapes"
