@@ -65,6 +65,30 @@ def test_rows_reference_and_bound_are_imported_from_one_module(language: str) ->
     assert only_gpu == (language == "cutile") != ("equal to float64" in recorded)
 
 
+def test_a_program_without_its_package_is_skipped_with_an_install_command(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(requirements.importlib.util, "find_spec", lambda name: None)
+    for language in ("cute", "cutile", "helion", "tilelang"):
+        path = FOLDER / f"softmax_{language}.py"
+        command_line = Transcript.parse(f"$ python {path.name}\n")
+        why = requirements.missing_requirement(Program(ROOT, path), command_line)
+        file = f"requirements/{language}.txt"
+        assert f"pip install -r {file}" in why
+        # the program itself also names the command
+        assert f"pip install -r {file}" in path.read_text("utf-8")
+        lines = (ROOT / file).read_text("utf-8").splitlines()
+        pinned = [line for line in lines if not line.startswith(("#", "-r "))]
+        assert pinned and all(re.fullmatch(r"[\w.\[\]-]+==[\d.]+", line) for line in pinned)
+
+    def missing_parent(name: str) -> None:
+        raise ModuleNotFoundError(name)
+
+    monkeypatch.setattr(requirements.importlib.util, "find_spec", missing_parent)
+    # the parent package `cuda` is missing, too
+    assert not requirements.is_installed("cuda.tile")
+
+
 class Array(np.ndarray):
     """An array with the method of a tensor that the program calls."""
 
@@ -144,27 +168,3 @@ def test_the_cutile_kernel_is_right_when_numpy_runs_it(monkeypatch: pytest.Monke
             assert right in text
             with pytest.raises(AssertionError, match="the relative error is"):
                 check(text.replace(right, wrong))
-
-
-def test_a_program_without_its_package_is_skipped_with_an_install_command(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(requirements.importlib.util, "find_spec", lambda name: None)
-    for language in ("cute", "cutile", "helion", "tilelang"):
-        path = FOLDER / f"softmax_{language}.py"
-        command_line = Transcript.parse(f"$ python {path.name}\n")
-        why = requirements.missing_requirement(Program(ROOT, path), command_line)
-        file = f"requirements/{language}.txt"
-        assert f"pip install -r {file}" in why
-        # the program itself also names the command
-        assert f"pip install -r {file}" in path.read_text("utf-8")
-        lines = (ROOT / file).read_text("utf-8").splitlines()
-        pinned = [line for line in lines if not line.startswith(("#", "-r "))]
-        assert pinned and all(re.fullmatch(r"[\w.\[\]-]+==[\d.]+", line) for line in pinned)
-
-    def missing_parent(name: str) -> None:
-        raise ModuleNotFoundError(name)
-
-    monkeypatch.setattr(requirements.importlib.util, "find_spec", missing_parent)
-    # the parent package `cuda` is missing, too
-    assert not requirements.is_installed("cuda.tile")
