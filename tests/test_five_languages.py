@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+import sys
+from types import ModuleType, SimpleNamespace
 
+import numpy as np
 import pytest
 from conftest import ROOT
 
@@ -99,3 +102,84 @@ def test_a_program_without_its_package_is_skipped_with_an_install_command(
     monkeypatch.setattr(requirements.importlib.util, "find_spec", missing_parent)
     # the parent package `cuda` is missing, too
     assert not requirements.is_installed("cuda.tile")
+
+
+class Array(np.ndarray):
+    """An array with the method of a tensor that the program calls."""
+
+    def new_empty(self, shape: tuple[int, ...]) -> np.ndarray:
+        return np.full(shape, np.nan, self.dtype).view(type(self))
+
+
+def stand_in_for_cutile(rows: int) -> ModuleType:
+    """Return a module that runs a cuTile kernel with NumPy: one block after the other.
+
+    It replaces only what softmax_cutile.py uses. `launch` runs the kernel for each row.
+    """
+    block = 0
+    module = ModuleType("cuda.tile")
+
+    def part(array: np.ndarray, index: tuple, shape: tuple) -> tuple[slice, ...]:
+        return tuple(slice(i * n, (i + 1) * n) for i, n in zip(index, shape, strict=True))
+
+    def load(array: np.ndarray, index: tuple, shape: tuple, padding_mode: float = np.nan):
+        tile = np.full(shape, padding_mode, array.dtype)
+        found = array[part(array, index, shape)]
+        tile[tuple(map(slice, found.shape))] = found
+        return tile
+
+    def store(array: np.ndarray, index: tuple, tile: np.ndarray) -> None:
+        target = array[part(array, index, tile.shape)]
+        target[...] = tile[tuple(map(slice, target.shape))]
+
+    def launch(_stream: None, grid: tuple, kernel, arguments: tuple) -> None:
+        nonlocal block
+        assert grid == (rows, 1, 1)
+        for row in range(rows):
+            block = row
+            kernel(*arguments)
+
+    vars(module).update(
+        bid=lambda axis: (block, 0, 0)[axis], load=load, store=store, launch=launch,
+        exp=np.exp, max=np.max, sum=np.sum, kernel=lambda function, occupancy=0: function,
+        PaddingMode=SimpleNamespace(NEG_INF=-np.inf, ZERO=0.0, UNDETERMINED=np.nan),
+        Constant={int: int}, compilation=ModuleType("compilation"),
+    )  # fmt: skip
+    return module
+
+
+def test_the_cutile_kernel_is_right_when_numpy_runs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(FOLDER)
+    import softmax_problem as problem
+
+    module = stand_in_for_cutile(len(problem.OFFSETS))
+    parent = ModuleType("cuda")
+    parent.tile = module
+    monkeypatch.setitem(sys.modules, "cuda", parent)
+    monkeypatch.setitem(sys.modules, "cuda.tile", module)
+    torch = SimpleNamespace(cuda=SimpleNamespace(current_stream=lambda: None))
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    text = (FOLDER / "softmax_cutile.py").read_text("utf-8")
+
+    def check(text: str) -> None:
+        names = {"__name__": "softmax_cutile"}
+        exec(compile(text, "softmax_cutile.py", "exec"), names)
+        for name, kernel in names["KERNELS"].items():
+
+            def softmax(x: np.ndarray, kernel=kernel) -> np.ndarray:
+                return np.asarray(names["softmax"](kernel, x.view(Array)))
+
+            problem.check(name, softmax)
+
+    with np.errstate(all="ignore"):
+        check(text)
+        for right, wrong in (
+            ("tile - ct.max", "tile + ct.max"),
+            ("PaddingMode.NEG_INF", "PaddingMode.ZERO"),
+            (", padding_mode=ct.PaddingMode.NEG_INF", ""),
+            ("ct.sum(e, 1,", "ct.sum(e, 0,"),
+            ("e / ct.sum", "e * ct.sum"),
+        ):
+            assert right in text
+            with pytest.raises(AssertionError, match="the relative error is"):
+                check(text.replace(right, wrong))

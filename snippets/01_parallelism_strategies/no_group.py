@@ -11,6 +11,7 @@ same script runs in one process and in many. SyncBatchNorm has done so since tor
 
 import argparse
 import os
+import traceback
 
 import torch
 import torch.distributed as dist
@@ -40,6 +41,13 @@ def average(value: torch.Tensor) -> torch.Tensor:
 # --8<-- [end:average]
 
 
+def functions_and_classes(error: Exception) -> set[str]:
+    """Return the names of functions in the traceback, and of the classes of their objects."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    classes = {type(frame.f_locals.get("self")).__name__ for frame in frames}
+    return classes | {frame.f_code.co_name for frame in frames}
+
+
 def without_group() -> None:
     """Print what each call raises in a process that has no group."""
     # --8<-- [start:calls]
@@ -58,15 +66,17 @@ def without_group() -> None:
         except (RuntimeError, ValueError) as error:
             print(f"{name}: {type(error).__name__}: {error}")
             assert str(error) == MESSAGE
+            assert name.partition("(")[0] in functions_and_classes(error)
     torch.manual_seed(0)
     x = torch.randn(6, 3, 4, 4) * 2 + 1
-    synced = nn.SyncBatchNorm(3)(x)
+    layer = nn.SyncBatchNorm(3)
+    synced = layer(x)
     # BatchNorm from its definition, in float64: the mean and the variance of each channel
     y = x.double()
     mean = y.mean((0, 2, 3), keepdim=True)
     variance = y.var((0, 2, 3), unbiased=False, keepdim=True)
     torch.testing.assert_close(synced.double(), (y - mean) / (variance + 1e-5).sqrt())
-    print("SyncBatchNorm(x): no error, equal to BatchNorm in one process")
+    print(f"{type(layer).__name__}(x): no error, equal to BatchNorm in one process")
 
 
 def main() -> None:

@@ -54,9 +54,9 @@ class SlowStorage(Dataset):
     def __len__(self) -> int:
         return self.length
 
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int, bool]:
         time.sleep(STALL_S if index in self.stalls else READ_S)
-        return torch.full((32,), float(index)), os.getpid()
+        return torch.full((32,), float(index)), os.getpid(), index in self.stalls
 
 
 def measure(device: torch.device, epochs: int, steps: int, stall: bool, **options) -> str:
@@ -77,15 +77,16 @@ def measure(device: torch.device, epochs: int, steps: int, stall: bool, **option
     loader = DataLoader(data, BATCH, sampler=sampler, pin_memory=accelerated, **options)
     model = DDP(nn.Linear(32, 1).to(device))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
-    readers = set()  # the processes that have read a sample
+    readers, stalled = set(), 0  # the processes that have read a sample, and the slow samples
     # --8<-- [start:loop]
     for epoch in range(epochs):
         sampler.set_epoch(epoch)
         waits = []
         begin = asked = time.perf_counter()
-        for batch, pids in loader:
+        for batch, pids, slow in loader:
             waits.append(time.perf_counter() - asked)
             readers.update(pids.tolist())
+            stalled += slow.sum().item()
             # from pinned memory, the copy runs while the host continues
             x = batch.to(device, non_blocking=accelerated)
             optimizer.zero_grad()
@@ -98,6 +99,8 @@ def measure(device: torch.device, epochs: int, steps: int, stall: bool, **option
     started = 1 if options.get("persistent_workers") else epochs  # times that workers started
     assert len(readers) == max(1, workers * started)
     assert (os.getpid() in readers) == (workers == 0)
+    assert stalled == stall
+    assert loader.prefetch_factor == options.get("prefetch_factor", 2 if workers else None)
     # sleeps are never shorter than asked for: the loop cannot be faster than its parts
     assert sum(waits) + steps * STEP_S <= asked - begin
     assert asked - begin >= steps / max(1, workers) * load

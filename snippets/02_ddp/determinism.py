@@ -90,11 +90,12 @@ def train_alone(seed: int, dtype: torch.dtype, device: torch.device) -> torch.Te
     return flat(model)
 
 
-def same_on_all_ranks(tensor: torch.Tensor, device: torch.device) -> bool:
+def different_on_ranks(tensor: torch.Tensor, device: torch.device) -> int:
+    """Return how many of the ranks' tensors are different: 1 if all are equal."""
     tensor = tensor.to(device)
     everyones = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
     dist.all_gather(everyones, tensor)
-    return all(torch.equal(other, tensor) for other in everyones)
+    return len({tuple(other.tolist()) for other in everyones})
 
 
 def describe(difference: torch.Tensor) -> str:
@@ -132,21 +133,23 @@ def main() -> None:
 
     # A seed per rank does no harm to the parameters: DDP broadcasts those of rank 0.
     model = make_model(seed=rank, device=device)
-    before = same_on_all_ranks(flat(model), device)
+    before = different_on_ranks(flat(model), device)
     model = DDP(model)
-    after = same_on_all_ranks(flat(model), device)
-    report(
-        f"one seed per rank: same parameters on all ranks before DDP {before}, after {after}"
-    )
+    after = different_on_ranks(flat(model), device)
+    report(f"one seed per rank: {before} different models before DDP, {after} after it")
+    assert (before, after) == (n, 1)
+    assert torch.equal(flat(model), flat(make_model(0, device)))  # rank 0 had this seed
 
     # Dropout needs different seeds: with one seed, every rank drops the same units.
     ones = torch.ones(1000, device=device)
     torch.manual_seed(0)
-    same = same_on_all_ranks(F.dropout(ones), device)
-    report(f"dropout after manual_seed(0): same mask on all ranks {same}")
+    masks = different_on_ranks(F.dropout(ones), device)
+    report(f"dropout after manual_seed(0): different masks on {n} ranks: {masks}")
+    assert masks == 1
     torch.manual_seed(0 + rank)
-    same = same_on_all_ranks(F.dropout(ones), device)
-    report(f"dropout after manual_seed(0 + rank): same mask on all ranks {same}")
+    masks = different_on_ranks(F.dropout(ones), device)
+    report(f"dropout after manual_seed(0 + rank): different masks on {n} ranks: {masks}")
+    assert masks == n
 
 
 if __name__ == "__main__":

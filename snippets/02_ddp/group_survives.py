@@ -18,6 +18,7 @@ group as a default argument.) The program shows in which cases the group is stil
 
 import importlib
 import multiprocessing
+import sys
 import weakref
 
 import torch
@@ -42,6 +43,7 @@ def train() -> DistributedDataParallel:
 def try_out(import_first: bool, free_model: bool) -> None:
     if import_first:
         importlib.import_module("torch.distributed.nn")  # other programs: at the top
+    assert ("torch.distributed.nn" in sys.modules) == import_first
 
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     group = weakref.ref(dist.group.WORLD)

@@ -101,6 +101,7 @@ def main() -> int:
     if "LOCAL_RANK" not in os.environ:
         sys.exit("start with torchrun: torchrun --nproc-per-node=2 same_augmentation.py")
 
+    os.environ["LOCAL_RANK"] = "0"  # as on nodes with one process each: only the rank differs
     dist.init_process_group("gloo")  # nothing here needs an accelerator
     n = dist.get_world_size()
     weight, mine = draw(args.generator, args.fix)

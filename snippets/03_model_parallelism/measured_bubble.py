@@ -188,6 +188,7 @@ def main() -> None:
         # a sleep is never too short, so no step ends before the formula says
         assert length > 0.999 * max(ends), (build, length)
         busy = sum(end - begin for times in spans for begin, end in times)
+        assert busy >= 0.999 * p * 3 * M * UNIT  # F, B and W of all ranks
         measured = 1 - busy / (p * length)
         assert abs(measured - predicted) < 0.35, (build, measured)  # a machine may be busy
         if rank == 0:

@@ -95,6 +95,7 @@ def main() -> None:
         torch.testing.assert_close(weight.norm().item(), norm)  # zeros_ changed nothing
         with torch.no_grad():
             weight.fill_(0.5)
+        assert weight.eq(0.5).all()  # until the shards are restored
     with deepspeed.zero.GatheredParameters(weight):
         torch.testing.assert_close(weight.norm().item(), norm)  # the values 0.5 are lost
     show("after a change without modifier_rank: the old values again")

@@ -206,6 +206,8 @@ def main() -> None:
     lines += ["                     parameters  gradients  moments  sent in a step"]
     for name, kind in (("all weights", None), ("LoRA", LoRALinear), ("QLoRA", QLoRALinear)):
         alone = make(kind).to(device)
+        if kind is LoRALinear:  # B is zero, so the first result is that of the frozen model
+            torch.testing.assert_close(alone(batches[0]), make(None).to(device)(batches[0]))
         models = {"DDP": DistributedDataParallel(copy.deepcopy(alone)),
                   "FSDP2": shard(copy.deepcopy(alone), mesh)}  # fmt: skip
         expected, _ = train(alone, batches)
@@ -244,8 +246,13 @@ def main() -> None:
     torch.testing.assert_close(torch.stack(train(rounded, batches)[0]), torch.stack(expected))
     with torch.no_grad():
         first = rounded[0][0]
-        merged = first.weight + first.scale * first.b @ first.a
+        merged = first.weight + ALPHA / R * first.b @ first.a
         torch.testing.assert_close(batches[0] @ merged.T, first(batches[0]))
+        biased = QLoRALinear(nn.Linear(H, H).to(device))
+        biased.b.normal_()
+        merged = decode(biased.codes, biased.scales) + ALPHA / R * biased.b @ biased.a
+        truth = batches[0] @ merged.T + biased.bias
+        torch.testing.assert_close(biased(batches[0]), truth, rtol=1e-4, atol=1e-4)
     if rank == 0:
         print("\n".join(lines))
         print("losses and weights of 3 steps: equal to those of one process")

@@ -204,7 +204,7 @@ def main() -> None:
     torch.testing.assert_close(norms, norms[:1] * len(norms), rtol=5e-4, atol=0)
     if rank == 0:
         print(f"N = {n}, Ψ = {psi:,}; bytes in use on a rank, per parameter")
-        print(f"{'':28}between steps   after backward   peaks: forward backward optimizer")
+        print(f"{'':28}between steps   after backward   peaks: {' '.join(PHASES)}")
     for name, traces in results.items():
         by = 1 if name == "replicated" else n
         before, after = traces["forward"][0] / psi, traces["backward"][-1] / psi
@@ -212,11 +212,22 @@ def main() -> None:
         scalars = 4 * (1 + 4 * LAYERS)
         assert 0 <= traces["forward"][0] - 12 * psi // by <= scalars
         assert 0 <= traces["backward"][-1] - 16 * psi // by <= scalars
-        peaks = [max(traces[phase]) / psi for phase in PHASES]
+        peaks = {phase: max(traces[phase]) for phase in PHASES}
+        # forward adds at least what backward needs: per row and block H inputs and two times 4H
+        saved = 4 * LAYERS * BATCH // n * 9 * H
+        gathered = 4 * psi if name == "fully_shard, reshard False" and n > 1 else 0
+        assert peaks["forward"] >= 12 * psi // by + saved + gathered
+        assert peaks["backward"] >= 16 * psi // by
+        assert peaks["optimizer"] >= 16 * psi // by
+        if name == "replicated":  # forward allocates nothing else, and Adam uses small buffers
+            assert peaks["forward"] <= 12 * psi + 1.1 * saved
+            assert peaks["optimizer"] <= 16 * psi + 12 * 4 * H * H
+        elif n > 1:  # Adam needs no gathered parameters
+            assert peaks["optimizer"] < min(peaks["forward"], peaks["backward"])
         if rank == 0:
             print(
                 f"{name:28}{before:6.2f} = 12Ψ/{by}    {after:6.2f} = 16Ψ/{by}          "
-                + " ".join(f"{'≈' + format(peak, '.1f'):>8}" for peak in peaks)
+                + " ".join(f"{'≈' + format(peak / psi, '.1f'):>8}" for peak in peaks.values())
             )
     overall = [max(max(trace) for trace in traces.values()) for traces in results.values()]
     assert n == 1 or overall[0] > overall[1] > overall[2], overall

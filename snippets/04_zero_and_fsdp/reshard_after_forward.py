@@ -76,14 +76,20 @@ def registered(model: nn.Module) -> int:
     )
 
 
-def losses_with_evaluation(mesh, inputs: torch.Tensor, evaluate: bool, reshard: bool) -> list:
-    """Train three steps, and evaluate between backward and the step of the optimizer."""
+def losses_with_evaluation(
+    mesh, inputs: torch.Tensor, evaluate: bool, reshard: bool
+) -> tuple[list[float], int]:
+    """Train three steps, and evaluate between backward and the step of the optimizer.
+
+    Return the losses, and the number of evaluations.
+    """
     torch.manual_seed(0)
     model = BlockAndHead().to(inputs.device)
     fully_shard(model.block, mesh=mesh)
     fully_shard(model, mesh=mesh)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
-    losses = []
+    losses, passes = [], []
+    model.register_forward_pre_hook(lambda *_: passes.append(torch.is_grad_enabled()))
     for _ in range(3):
         optimizer.zero_grad()
         loss = (model(inputs) - 1).square().mean()
@@ -97,7 +103,7 @@ def losses_with_evaluation(mesh, inputs: torch.Tensor, evaluate: bool, reshard: 
             model.reshard()
         optimizer.step()
         # --8<-- [end:evaluate]
-    return losses
+    return losses, passes.count(False)
 
 
 def init_distributed() -> torch.device:
@@ -163,9 +169,11 @@ def main() -> None:
             ]
             print(f"{reshard!s:7}  {cells[0]} {cells[1]} {between / psi:.2f} Ψ")
 
-    right = losses_with_evaluation(mesh, inputs[rank::n], evaluate=False, reshard=False)
-    stale = losses_with_evaluation(mesh, inputs[rank::n], evaluate=True, reshard=False)
-    fixed = losses_with_evaluation(mesh, inputs[rank::n], evaluate=True, reshard=True)
+    rows = inputs[rank::n]
+    right, none = losses_with_evaluation(mesh, rows, evaluate=False, reshard=False)
+    stale, three = losses_with_evaluation(mesh, rows, evaluate=True, reshard=False)
+    fixed, as_many = losses_with_evaluation(mesh, rows, evaluate=True, reshard=True)
+    assert (none, three, as_many) == (0, 3, 3)
     assert fixed == right and stale[0] == right[0]
     assert all(abs(a - b) > 0.01 for a, b in zip(stale[1:], right[1:], strict=True))
     if rank == 0:

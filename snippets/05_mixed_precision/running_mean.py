@@ -47,10 +47,11 @@ def main() -> None:
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=0)
     print(f"right   {BATCHES:15}   {right[1]:9.3f}   {right[2]:14.3f}")
     losses = torch.tensor([3.0, 1.0] * (BATCHES // 2))
-    totals = total_of(losses, BF16), total_of(losses.bfloat16(), FP32)
-    print(f"bf16 total += loss.float(): {totals[0]:.0f}", end="; ")
-    print(f"fp32 total += bf16 loss: {totals[1]:.0f}")
-    assert totals == (1024, 2 * BATCHES)
+    names, totals = {BF16: "bf16", FP32: "fp32"}, []
+    for terms, dtype in ((losses, BF16), (losses.bfloat16(), FP32)):
+        totals.append(total_of(terms, dtype))
+        print(f"{names[dtype]} total += {names[terms.dtype]} loss: {totals[-1]:.0f}")
+    assert totals == [1024, 2 * BATCHES]
 
 
 if __name__ == "__main__":

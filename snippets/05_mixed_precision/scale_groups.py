@@ -5,6 +5,8 @@ the others; a dot marks it. The coloured values share their scale with it, so th
 them less accurate. Thin lines separate the groups. Plain Python writes scale_groups.svg.
 """
 
+from collections import Counter
+
 ROWS, COLUMNS = 16, 256  # the part of the tensor that each panel shows
 LOUD = 5, 100  # row and column of the large value
 CELL, HIGH, LEFT, TOP, PANEL = 1.36, 5.5, 4, 8, 156
@@ -92,6 +94,12 @@ def main() -> None:
         min(ROWS, rows or ROWS) * min(COLUMNS, columns or COLUMNS)
         for _, rows, columns, *_ in KINDS
     ]
+    places = [(r, c) for r in range(ROWS) for c in range(COLUMNS)]
+    for (_, rows, columns, *_), count in zip(KINDS, counts, strict=True):
+        sizes = Counter(group(*place, rows, columns) for place in places)
+        assert {*sizes.values()} == {
+            count
+        }  # every group has as many values as the coloured one
     assert counts == sorted(counts, reverse=True)  # from the largest group to the smallest
     with open("scale_groups.svg", "w", encoding="utf-8") as file:
         file.write("\n".join([*parts, "</svg>", ""]))

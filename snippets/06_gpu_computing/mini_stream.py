@@ -175,6 +175,14 @@ def main() -> None:
     allocator.free(block, (stream,))
     stream.synchronize()
     assert allocator.allocate() is block  # reused as soon as the recorded stream has passed
+    other, passes = Stream(), Event()
+    other.wait_event(passes)
+    allocator.free(block, (stream, other))
+    stream.synchronize()
+    assert allocator.allocate() is not block  # one of two recorded streams has not passed yet
+    passes.record(stream)
+    other.synchronize()
+    assert allocator.allocate() is block
 
     streams, done = [Stream() for _ in range(3)], []
     first, last = Event(), Event()

@@ -27,6 +27,7 @@ def main():
 LOADER = """
 import sys
 from torch.utils.data import DataLoader
+print("the top level runs", flush=True)
 
 def main():
     loader = DataLoader(range(4), num_workers=1, multiprocessing_context=sys.argv[1])
@@ -68,15 +69,18 @@ def main() -> None:
             assert (PYTHON in errors) == (not succeeded)
 
     succeeded, lines, errors = run(LOADER + WITHOUT, "forkserver")
-    assert not succeeded and not lines and PYTHON in errors
+    assert not succeeded and {*lines} == {"the top level runs"} and PYTHON in errors
     print(f"a DataLoader without the guard\n  in the worker: RuntimeError: {PYTHON} …")
     if TORCH in errors:  # a newer Python may report the lost connection to the fork server
         print(
             "  in the program: RuntimeError: DataLoader worker (pid(s) …) exited unexpectedly"
         )
+        assert errors.rindex(TORCH) > errors.rindex(PYTHON)  # the cause is far above the end
     succeeded, lines, errors = run(LOADER + WITH, "forkserver")
     print(f"a DataLoader with the guard\n  {lines[-1]}")
-    assert succeeded and lines == [f"the sum is {0 + 1 + 2 + 3}"] and PYTHON not in errors
+    assert succeeded and lines[-1] == f"the sum is {0 + 1 + 2 + 3}" and PYTHON not in errors
+    # the worker has imported the program too, so only the guard can have prevented the error
+    assert len(lines) > 2 and {*lines[:-1]} == {"the top level runs"}
 
 
 if __name__ == "__main__":

@@ -10,11 +10,15 @@ from torch.nn import functional as F
 
 
 def tokens_reached(attend, x: torch.Tensor) -> list[int]:
-    """Change token 0 of x [b, s, heads, d] and return the tokens whose outputs change."""
+    """Change token 0 of the first text of x [b, s, heads, d].
+
+    Return the tokens of this text whose outputs change. No other text may change.
+    """
     changed = x.clone()
-    changed[:, 0] += 1
-    moved = (attend(changed) - attend(x)).abs().amax(dim=(0, 2, 3))
-    return moved.gt(1e-6).nonzero().flatten().tolist()
+    changed[0, 0] += 1
+    moved = (attend(changed) - attend(x)).abs().amax(dim=(2, 3)).gt(1e-6)
+    assert not moved[1:].any()
+    return moved[0].nonzero().flatten().tolist()
 
 
 def plain(x: torch.Tensor) -> torch.Tensor:
@@ -25,7 +29,7 @@ def plain(x: torch.Tensor) -> torch.Tensor:
 
 def main() -> None:
     torch.manual_seed(0)
-    x = torch.randn(1, 6, 4, 8)  # 6 tokens, 4 heads
+    x = torch.randn(2, 6, 4, 8)  # 2 texts, 6 tokens, 4 heads
 
     # --8<-- [start:layouts]
     def wrong(x: torch.Tensor) -> torch.Tensor:
@@ -41,9 +45,10 @@ def main() -> None:
         print(f"{attend.__name__:5} {list(out.shape)}: token 0 reaches tokens", end=" ")
         print(tokens_reached(attend, x))
         assert tokens_reached(attend, x) == reached
-    by_head = torch.stack([plain(head) for head in x[0].transpose(0, 1)], dim=1)
-    torch.testing.assert_close(right(x)[0], by_head)
-    torch.testing.assert_close(wrong(x)[0], torch.stack([plain(token) for token in x[0]]))
+    for i, text in enumerate(x):
+        by_head = torch.stack([plain(head) for head in text.transpose(0, 1)], dim=1)
+        torch.testing.assert_close(right(x)[i], by_head)
+        torch.testing.assert_close(wrong(x)[i], torch.stack([plain(token) for token in text]))
 
 
 if __name__ == "__main__":

@@ -31,6 +31,12 @@ def gradient_of_v(q, k, lse, do):
     return recomputed(q, k, lse).T @ do
 
 
+def error_and_cosine(found, truth):
+    """Return the relative error, and the cosine of the angle between both tensors."""
+    error = (found - truth).norm() / truth.norm()
+    return error.item(), ((found * truth).sum() / found.norm() / truth.norm()).item()
+
+
 def main() -> None:
     torch.manual_seed(0)
     q, k, v, do = (torch.randn(64, 16) for _ in range(4))
@@ -41,14 +47,16 @@ def main() -> None:
     for name, lse in (("base 2", lse2), ("natural", lse2 * math.log(2))):
         sums = recomputed(q, k, lse).sum(-1)
         dv = gradient_of_v(q, k, lse, do)
-        error = ((dv - truth).norm() / truth.norm()).item()
-        cosine = ((dv * truth).sum() / dv.norm() / truth.norm()).item()
+        error, cosine = error_and_cosine(dv, truth)
         print(
             f"{name:7}  weights sum to {sums.min():.2f} to {sums.max():.2f}; "
             f"dV: relative error ≈{error:.1e}, cosine ≈{cosine:.3f}"
         )
         assert cosine > 0.97  # the direction alone would pass
         assert error < 1  # the weights are too small, so a part of dV is missing
+    # a test of the direction does find an opposite gradient, and the gradient of other keys
+    assert math.isclose(error_and_cosine(-truth, truth)[1], -1, rel_tol=1e-4)
+    assert abs(error_and_cosine(truth.flip(0), truth)[1]) < 0.5
     assert error < 1e-5 and (sums - 1).abs().max() < 1e-4
     wrong = recomputed(q, k, lse2)
     assert wrong.sum(-1).max() < 0.5

@@ -31,13 +31,13 @@ def main() -> None:
     attempts = math.expm1((young + SAVE) / BETWEEN)
     formula = young / BETWEEN * math.exp(-RESTART / BETWEEN) / attempts
     print(f"Young's interval {young:.1f} min; goodput by the formula {formula:.1%}")
+    tried = [young * 1.25**k for k in range(-5, 6)]
     for shape, word in (
         (0.5, "bursts"), (0.7, "small bursts"), (1.0, "independent"), (3.0, "wear"),
     ):  # fmt: skip
         seen = simulate(young, shape)
-        tried = range(-5, 6)
-        best = max((simulate(young * 1.25**k, shape, 8_000), k) for k in tried)
-        interval = young * 1.25 ** best[1]
+        goodputs = [simulate(interval, shape, 8_000) for interval in tried]
+        interval = tried[goodputs.index(max(goodputs))]
         at_best = simulate(interval, shape)
         print(
             f"  {word:12} goodput {seen:.1%}; best of {len(tried)} intervals "
@@ -45,6 +45,9 @@ def main() -> None:
         )
         assert formula - 0.01 < seen < formula + 0.04
         assert (seen > formula + 0.004) == (shape < 1)  # bursts waste less, not more
+        # the shortest interval is a third of Young's, the longest is three times as long
+        assert math.isclose(tried[0] * tried[-1], young**2) and tried[-1] > 3 * young
+        assert max(goodputs[0], goodputs[-1]) < at_best - 0.01  # both are clearly worse
         assert at_best - seen < 0.01, "Young's interval is not good enough here"
 
 

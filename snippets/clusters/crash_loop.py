@@ -35,7 +35,7 @@ def main(fix: bool) -> None:
     # the step in which each life ended
     tried = TRYING.read_text().split() if TRYING.exists() else []
     left_out = repeated(tried) if fix else set()
-    steps = range(done + 1, STEPS + 1)
+    steps, completed = range(done + 1, STEPS + 1), len({*range(1, done + 1)} - left_out)
     print(f"life {life}: starts at step {steps.start}", end="", flush=True)
     for step in steps:
         # if this life ends in the step, the number of the step stays in the file
@@ -46,9 +46,10 @@ def main(fix: bool) -> None:
             if step == DAMAGED:
                 print(f", ends in step {step}", flush=True)
             compute(step)
+            completed += 1
         if step % EVERY == 0:
             CHECKPOINT.write_text(str(step))
-    print(f", completes {steps.stop - 1 - len(left_out)} of {STEPS} batches")
+    print(f", completes {completed} of {STEPS} batches")
 
 
 # --8<-- [end:main]

@@ -25,7 +25,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-RANKS, STEPS, ON_DISK = 2, 12, {0: [3, 9], 1: [3, 6]}  # the saved steps, by rank
+RANKS, STEPS, ON_DISK = 2, 12, {0: [0, 3, 9], 1: [0, 3, 6]}  # the saved steps, by rank
 
 
 # --8<-- [start:agree]

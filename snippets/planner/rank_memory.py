@@ -220,6 +220,18 @@ def check() -> None:
     less = sum(closed_form(shape, Layout(dp=64), 8192, 0).values()) - sum(parts.values())
     spared = replay(shape, Layout(dp=64), 8192, 0)[1] - replay(shape, lean, 8192, 0)[1]
     assert abs(spared / less - 1) < 0.01
+    # no change may change the number of GPUs or the batch, also with experts
+    for name, many in (
+        ("llama-3-70b", Layout(16, 4, 4, micro_batch=2, micro_batches=32, zero=0)),
+        ("mixtral-8x7b", Layout(8, 2, 2, ep=8, micro_batch=2, micro_batches=32, zero=0)),
+    ):
+        made = changes(the_model(name), many, 8192, the_gpu("h100"))
+        others = [each for each in made.values() if isinstance(each, Layout)]
+        assert len(others) > 9 and any(each.micro_batch == 1 for each in others)
+        for each in others:
+            batch = each.dp * each.micro_batch * each.micro_batches
+            assert (each.gpus, batch) == (many.gpus, 64 * many.dp), each
+            assert each.dp % each.ep == 0, each
     # the planner replays no stage that cannot be the fullest, and that one
     shape, deep = the_model("llama-3-405b"), Layout(pp=16, tp=8, micro_batches=32)
     most = max(replay(shape, deep, 8192, index)[1] for index in range(16))
