@@ -50,6 +50,8 @@ from worldsize.model.program import LAUNCH
 
 _SHELL_CHARACTERS = set("|&;<>()$`\\*?[]#~=%!{}\n")
 _STDERR_TO_STDOUT = " 2>&1"
+_PIPEFAIL = "set -o pipefail; "
+_OLD_TORCHRUN = ["-m", "torch.distributed.launch"]
 # Variables that are read when a process group is created, or that are set again for each
 # command. They can be set after the import of torch, because the import does not read them.
 _SETTABLE_AFTER_IMPORT = {
@@ -71,7 +73,8 @@ def _parse(command: str) -> tuple[dict[str, str], list[str]] | None:
     Return None if the command needs a shell, or sets a variable that must be set before torch
     is imported.
     """
-    command = command.partition(f"{_STDERR_TO_STDOUT} | ")[0].removesuffix(_STDERR_TO_STDOUT)
+    command, pipe, _ = command.partition(f"{_STDERR_TO_STDOUT} | ")
+    command = command.removeprefix(_PIPEFAIL if pipe else "").removesuffix(_STDERR_TO_STDOUT)
     if set(command.replace("=", "")) & _SHELL_CHARACTERS:
         return None
     words, variables = shlex.split(command), {}
@@ -122,15 +125,19 @@ class Launcher:
     def accepts(self, command: str, program: str = "", number: int = 0) -> bool:
         """Return whether this launcher starts the command as a fork.
 
-        The command must be `torchrun …` or `python FILE.py …` without shell syntax, except for
-        a filter after `2>&1 |`. ``program`` is the name of the program or page that the command
-        belongs to. It is empty for a command that belongs to none. ``number`` is the position
-        of the command in the transcript, counted from 0.
+        The command must be `torchrun …`, `python FILE.py …` or `python -m
+        torch.distributed.launch …` without shell syntax, except for a filter after `2>&1 |`,
+        possibly with `set -o pipefail;` at the beginning. ``program`` is the name of the
+        program or page that the command belongs to. It is empty for a command that belongs to
+        none. ``number`` is the position of the command in the transcript, counted from 0.
         """
         if (parsed := _parse(command)) is None:
             return False
         _, (tool, *words) = parsed
-        if tool != "torchrun" and (tool != "python" or not words or words[0][-3:] != ".py"):
+        is_script = bool(words) and words[0].endswith(".py")
+        if tool != "torchrun" and (
+            tool != "python" or not (is_script or words[:2] == _OLD_TORCHRUN)
+        ):
             return False
         elif program.startswith(LAUNCH) and not self.fork_all:
             return False  # these programs show how processes are started
@@ -149,7 +156,10 @@ class Launcher:
         variables, words = _parse(command)
         _, redirection, filter_command = command.partition(_STDERR_TO_STDOUT)
         err = out if redirection else err
-        process = self.start_words(words, folder, env | variables, out, err, filter_command[3:])
+        filter_command = filter_command.removeprefix(" | ")
+        if filter_command and command.startswith(_PIPEFAIL):
+            filter_command = _PIPEFAIL + filter_command
+        process = self.start_words(words, folder, env | variables, out, err, filter_command)
         return process.pid, lambda: process.exitcode
 
     def start_words(
@@ -295,17 +305,22 @@ def _show_variables() -> None:
 def _pipe_into(command: str) -> None:
     """Fork, return in the child, and let the parent pipe the child's output into a command.
 
-    ``command`` runs under bash. The parent exits with its status.
+    ``command`` runs under bash. The parent exits with its status. If this status is 0 and the
+    command begins with `set -o pipefail`, the parent exits with the status of the child.
     """
     read_end, write_end = os.pipe()
-    if os.fork() == 0:
+    child = os.fork()
+    if child == 0:
         os.dup2(write_end, 1)
         os.dup2(write_end, 2)
         os.close(read_end)
         os.close(write_end)
         return
     os.close(write_end)
-    os._exit(subprocess.run(["bash", "-c", command], stdin=read_end, check=False).returncode)
+    status = subprocess.run(["bash", "-c", command], stdin=read_end, check=False).returncode
+    if status == 0 and command.startswith(_PIPEFAIL):
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    os._exit(status if status >= 0 else 128 - status)
 
 
 # Variables that torch or Python reads when it starts.
