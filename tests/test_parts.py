@@ -221,10 +221,14 @@ def test_a_link_is_no_program_and_a_file_without_a_program_is_an_orphan(book: Bo
         ('python a.py "$HOME"', "snippets/t/a.py", False),
         ('torchrun a.py 2>&1 | grep -o "b.*" | sort', "snippets/t/a.py", True),
         ("set -o pipefail; torchrun a.py 2>&1 | sort -u", "snippets/t/a.py", True),
-        ("set -o pipefail; torchrun a.py | sort -u", "snippets/t/a.py", False),
+        ("set -o pipefail; torchrun a.py | sort -u", "snippets/t/a.py", True),
+        ("set -e; torchrun a.py | sort -u", "snippets/t/a.py", False),
+        ("set -o pipefail; torchrun a.py", "snippets/t/a.py", False),
         ("python -m torch.distributed.launch a.py", "snippets/t/a.py", True),
-        ("python -m deepspeed.launcher.launch a.py", "snippets/t/a.py", False),
-        ("python a.py | sort", "snippets/t/a.py", False),
+        ("python a.py | sort", "snippets/t/a.py", True),
+        ("python a.py 'b | c'", "snippets/t/a.py", False),
+        ("accelerate merge-weights a b", "snippets/t/a.py", True),
+        ("pip install a", "snippets/t/a.py", False),
         ("RANK=0 WORLD_SIZE=1 python a.py 2>&1", "snippets/t/a.py", True),
         ("python a.py > log", "snippets/t/a.py", False),
         ("python -c 1", "snippets/t/a.py", False),
@@ -254,7 +258,9 @@ def run_forked(code: str, command: str = "python a.py") -> runner.Result:
 @pytest.mark.parametrize(
     ("command", "status"),
     [
-        ("python a.py 2>&1 | cat", 0),
+        ("python a.py | cat", 0),
+        ("python a.py 2>&1 | sort", 0),
+        ("set -o pipefail; python a.py | cat", 3),
         ("set -o pipefail; python a.py 2>&1 | cat", 3),
         ("set -o pipefail; python a.py 2>&1 | (cat; exit 4)", 4),
         ("set -o pipefail; python a.py ok 2>&1 | cat", 0),
@@ -263,12 +269,19 @@ def run_forked(code: str, command: str = "python a.py") -> runner.Result:
 def test_a_forked_pipe_has_the_same_status_and_output_as_under_bash(
     command: str, status: int
 ) -> None:
-    code = "import sys\nprint('b', flush=True)\nsys.exit(0 if sys.argv[1:] else 3)\n"
+    code = """
+import sys
+print("b", flush=True)
+print("error", file=sys.stderr)
+sys.exit(0 if sys.argv[1:] else 3)
+"""
     with runner.empty_folder() as folder:
         (folder / "a.py").write_text(code)
         bash = runner.run(command, folder, limit=HANG)
     forked = run_forked(code, command)
-    assert (bash.status, bash.stdout) == (forked.status, forked.stdout) == (status, "b\n")
+    printed = ("b\nerror\n", "") if "2>&1" in command else ("b\n", "error\n")
+    assert (bash.status, bash.stdout, bash.stderr) == (status, *printed)
+    assert (forked.status, forked.stdout, forked.stderr) == (status, *printed)
 
 
 @pytest.mark.parametrize(
