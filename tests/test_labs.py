@@ -957,7 +957,8 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 def test_check_prints_the_reason_if_it_ends_early(
     hook: str, message: str, tmp_path: Path
 ) -> None:
-    code, lab = UNDER_A_HOOK.format(hook), LABS / "lab02_ddp.py"
-    done = run("python", "-c", code, LABS / "check.py", lab, cwd=tmp_path)
+    (tmp_path / "under_a_hook.py").write_text(UNDER_A_HOOK.format(hook))
+    lab = LABS / "lab02_ddp.py"
+    done = run("python", "under_a_hook.py", LABS / "check.py", lab, cwd=tmp_path)
     assert (done.returncode, done.stderr.splitlines()[-1:]) == (1, [message]), done
     assert "passed" not in done.stdout and "Traceback" not in done.stderr

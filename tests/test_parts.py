@@ -220,7 +220,15 @@ def test_a_link_is_no_program_and_a_file_without_a_program_is_an_orphan(book: Bo
         ('python a.py "b c"', "snippets/t/a.py", True),
         ('python a.py "$HOME"', "snippets/t/a.py", False),
         ('torchrun a.py 2>&1 | grep -o "b.*" | sort', "snippets/t/a.py", True),
-        ("python a.py | sort", "snippets/t/a.py", False),
+        ("set -o pipefail; torchrun a.py 2>&1 | sort -u", "snippets/t/a.py", True),
+        ("set -o pipefail; torchrun a.py | sort -u", "snippets/t/a.py", True),
+        ("set -e; torchrun a.py | sort -u", "snippets/t/a.py", False),
+        ("set -o pipefail; torchrun a.py", "snippets/t/a.py", False),
+        ("python -m torch.distributed.launch a.py", "snippets/t/a.py", True),
+        ("python a.py | sort", "snippets/t/a.py", True),
+        ("python a.py 'b | c'", "snippets/t/a.py", False),
+        ("accelerate merge-weights a b", "snippets/t/a.py", True),
+        ("pip install a", "snippets/t/a.py", False),
         ("RANK=0 WORLD_SIZE=1 python a.py 2>&1", "snippets/t/a.py", True),
         ("python a.py > log", "snippets/t/a.py", False),
         ("python -c 1", "snippets/t/a.py", False),
@@ -239,12 +247,41 @@ def test_the_first_command_of_a_few_programs_is_not_forked_but_the_second_is() -
     assert [launcher.accepts(command, program, number) for number in (0, 1)] == [False, True]
 
 
-def run_forked(code: str) -> runner.Result:
+def run_forked(code: str, command: str = "python a.py") -> runner.Result:
     """Run a program in a fork of a process that has imported torch."""
     launcher = LAUNCHER[0] or prefork.Launcher()
     with runner.empty_folder() as folder:
         (folder / "a.py").write_text(code)
-        return runner.run("python a.py", folder, limit=HANG, launcher=launcher)
+        return runner.run(command, folder, limit=HANG, launcher=launcher)
+
+
+@pytest.mark.parametrize(
+    ("command", "status"),
+    [
+        ("python a.py | cat", 0),
+        ("python a.py 2>&1 | sort", 0),
+        ("set -o pipefail; python a.py | cat", 3),
+        ("set -o pipefail; python a.py 2>&1 | cat", 3),
+        ("set -o pipefail; python a.py 2>&1 | (cat; exit 4)", 4),
+        ("set -o pipefail; python a.py ok 2>&1 | cat", 0),
+    ],
+)
+def test_a_forked_pipe_has_the_same_status_and_output_as_under_bash(
+    command: str, status: int
+) -> None:
+    code = """
+import sys
+print("b", flush=True)
+print("error", file=sys.stderr)
+sys.exit(0 if sys.argv[1:] else 3)
+"""
+    with runner.empty_folder() as folder:
+        (folder / "a.py").write_text(code)
+        bash = runner.run(command, folder, limit=HANG)
+    forked = run_forked(code, command)
+    printed = ("b\nerror\n", "") if "2>&1" in command else ("b\n", "error\n")
+    assert (bash.status, bash.stdout, bash.stderr) == (status, *printed)
+    assert (forked.status, forked.stdout, forked.stderr) == (status, *printed)
 
 
 @pytest.mark.parametrize(

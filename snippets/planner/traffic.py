@@ -15,6 +15,7 @@ coordinates").
 """
 
 from dataclasses import dataclass
+from functools import cache
 
 from memory import RECOMPUTED, Layout, stage_parameters, stages
 from transformer import Shape
@@ -35,6 +36,7 @@ def in_node(ranks: int, stride: int, node: int) -> int:
     return max(1, min(ranks, node // stride))
 
 
+@cache  # fit.py asks for the same layouts again and again
 def traffic(shape: Shape, layout: Layout, sequence: int, node: int) -> list[Sent]:
     """What the busiest rank sends: bf16, but gradients in fp32."""
     t, c, d, p, m = layout.tp, layout.cp, layout.dp, layout.pp, layout.micro_batches

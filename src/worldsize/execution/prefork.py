@@ -15,7 +15,7 @@ these exceptions, in which a command runs under bash in new interpreters:
   same in every session.
 - The commands of the programs in labs/launch/, which show how processes are started, and the
   commands that `requirements.is_never_forked` selects.
-- A command that needs a shell, unless the shell only pipes the whole output into a filter.
+- A command that needs a shell, unless the shell only pipes the output into a filter.
 - All commands of a program once more, if the result of a forked command differs from the
   transcript. Then only the second result counts.
 
@@ -50,6 +50,8 @@ from worldsize.model.program import LAUNCH
 
 _SHELL_CHARACTERS = set("|&;<>()$`\\*?[]#~=%!{}\n")
 _STDERR_TO_STDOUT = " 2>&1"
+_PIPEFAIL = "set -o pipefail; "
+_CONSOLE_SCRIPTS = {"accelerate"}  # programs in Python without the ending .py
 # Variables that are read when a process group is created, or that are set again for each
 # command. They can be set after the import of torch, because the import does not read them.
 _SETTABLE_AFTER_IMPORT = {
@@ -65,19 +67,39 @@ _ONE_NODE = re.compile(r"--nproc-per-node=\d+")
 TAG = "WORLD_SIZE_RUN"  # the environment variable that every process of a run inherits
 
 
+def _split_pipe(command: str) -> tuple[str, bool, str]:
+    """Return a command without its filter, whether stderr goes to stdout, and the filter.
+
+    A filter is a shell command that reads the output of the command from a pipe. It is "" if
+    there is none. If the command begins with `set -o pipefail`, the filter does so, too.
+    """
+    command, _, filter_command = command.partition(" | ")
+    if filter_command and command.startswith(_PIPEFAIL):
+        command, filter_command = command.removeprefix(_PIPEFAIL), _PIPEFAIL + filter_command
+    head = command.removesuffix(_STDERR_TO_STDOUT)
+    return head, head != command, filter_command
+
+
 def _parse(command: str) -> tuple[dict[str, str], list[str]] | None:
     """Return the variables that a command sets, and its words without the filter.
 
     Return None if the command needs a shell, or sets a variable that must be set before torch
     is imported.
     """
-    command = command.partition(f"{_STDERR_TO_STDOUT} | ")[0].removesuffix(_STDERR_TO_STDOUT)
+    command, _, _ = _split_pipe(command)
     if set(command.replace("=", "")) & _SHELL_CHARACTERS:
         return None
-    words, variables = shlex.split(command), {}
+    try:
+        words, variables = shlex.split(command), {}
+    except ValueError:  # the pipe is part of a text in quotes
+        return None
     while words and words[0].partition("=")[0] in _SETTABLE_AFTER_IMPORT:
         name, _, variables[name] = words.pop(0).partition("=")
-    return None if not words or "=" in words[0] else (variables, words)
+    if not words or "=" in words[0]:
+        return None
+    if words[0] in _CONSOLE_SCRIPTS:
+        words = ["python", str(Path(sys.executable).with_name(words[0])), *words[1:]]
+    return variables, words
 
 
 def _first_runs_in_bash(program: str) -> bool:
@@ -122,15 +144,19 @@ class Launcher:
     def accepts(self, command: str, program: str = "", number: int = 0) -> bool:
         """Return whether this launcher starts the command as a fork.
 
-        The command must be `torchrun …` or `python FILE.py …` without shell syntax, except for
-        a filter after `2>&1 |`. ``program`` is the name of the program or page that the command
-        belongs to. It is empty for a command that belongs to none. ``number`` is the position
-        of the command in the transcript, counted from 0.
+        The command must be `torchrun …`, `python FILE.py …`, `python -m MODULE …` or one of
+        _CONSOLE_SCRIPTS, without shell syntax except for a filter. ``program`` is the name of
+        the program or page that the command belongs to. It is empty for a command that belongs
+        to none. ``number`` is the position of the command in the transcript, counted from 0.
         """
         if (parsed := _parse(command)) is None:
             return False
         _, (tool, *words) = parsed
-        if tool != "torchrun" and (tool != "python" or not words or words[0][-3:] != ".py"):
+        is_python = tool == "python" and bool(words)
+        script = words[0] if is_python else ""
+        if tool != "torchrun" and not (
+            script == "-m" or script.endswith((".py", *_CONSOLE_SCRIPTS))
+        ):
             return False
         elif program.startswith(LAUNCH) and not self.fork_all:
             return False  # these programs show how processes are started
@@ -147,9 +173,9 @@ class Launcher:
         function that polls the exit status. This function returns None while the command runs.
         """
         variables, words = _parse(command)
-        _, redirection, filter_command = command.partition(_STDERR_TO_STDOUT)
-        err = out if redirection else err
-        process = self.start_words(words, folder, env | variables, out, err, filter_command[3:])
+        _, joins_stderr, filter_command = _split_pipe(command)
+        err = out if joins_stderr else err
+        process = self.start_words(words, folder, env | variables, out, err, filter_command)
         return process.pid, lambda: process.exitcode
 
     def start_words(
@@ -295,17 +321,24 @@ def _show_variables() -> None:
 def _pipe_into(command: str) -> None:
     """Fork, return in the child, and let the parent pipe the child's output into a command.
 
-    ``command`` runs under bash. The parent exits with its status.
+    ``command`` runs under bash. The parent exits with its status. If this status is 0 and the
+    command begins with `set -o pipefail`, the parent exits with the status of the child. The
+    child's stderr goes into the pipe only if it has the same file as stdout.
     """
     read_end, write_end = os.pipe()
-    if os.fork() == 0:
-        os.dup2(write_end, 1)
-        os.dup2(write_end, 2)
+    streams = (1, 2) if os.path.sameopenfile(1, 2) else (1,)
+    child = os.fork()
+    if child == 0:
+        for stream in streams:
+            os.dup2(write_end, stream)
         os.close(read_end)
         os.close(write_end)
         return
     os.close(write_end)
-    os._exit(subprocess.run(["bash", "-c", command], stdin=read_end, check=False).returncode)
+    status = subprocess.run(["bash", "-c", command], stdin=read_end, check=False).returncode
+    if status == 0 and command.startswith(_PIPEFAIL):
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    os._exit(status if status >= 0 else 128 - status)
 
 
 # Variables that torch or Python reads when it starts.
