@@ -76,6 +76,19 @@ class Layer:
         self.gradient = None
 
 
+def bytes_alive(layers: list[Layer]) -> int:
+    """Return the bytes of all memory that the attributes of the layers keep alive.
+
+    A view counts with the whole memory of which it is a part.
+    """
+    memory = {}
+    for value in (value for layer in layers for value in vars(layer).values()):
+        for x in value if isinstance(value, list) else [value]:
+            if isinstance(x, torch.Tensor):
+                memory[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+    return sum(memory.values())
+
+
 def train(layers: list[Layer], inputs: torch.Tensor, t: int) -> dict[str, int]:
     """Run one step of y ← y + tanh(y Wᵀ), by hand. The loss is the mean of y².
 
@@ -96,6 +109,7 @@ def train(layers: list[Layer], inputs: torch.Tensor, t: int) -> dict[str, int]:
         "optimizer": sum(x.nbytes for layer in layers for x in (layer.master, *layer.moments)),
         "activations": sum(x.nbytes for x in saved),
     }
+    assert bytes_alive(layers) == sum(in_memory.values()) - in_memory["activations"]
     for layer in layers:
         layer.step(t)
     return in_memory
