@@ -105,6 +105,7 @@ def main() -> None:
     try:
         dcp.load(wanted, checkpoint_id="checkpoint")
     except CheckpointException as error:  # a BaseException: `except Exception` misses it
+        assert not isinstance(error, Exception)
         (cause, _) = error.failures[dist.get_rank()]
         show(f"1. {type(error).__name__}, of this rank:")
         show(f"   {type(cause).__name__}: {cause}")
