@@ -31,8 +31,11 @@ def model(dtype: torch.dtype = FP32) -> nn.Sequential:
     return nn.Sequential(*(nn.Linear(H, H, bias=False, dtype=dtype) for _ in range(LAYERS)))
 
 
-def bytes_of_ddp(dtype: torch.dtype, autocast: bool = False) -> Bytes:
-    """Return the bytes of the buckets that DDP reduces. An all-reduce counts twice."""
+def bytes_of_ddp(dtype: torch.dtype) -> Bytes:
+    """Return the bytes of the buckets that DDP reduces. An all-reduce counts twice.
+
+    An fp32 model runs under autocast.
+    """
     sizes: list[int] = []
 
     def hook(_: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -43,9 +46,9 @@ def bytes_of_ddp(dtype: torch.dtype, autocast: bool = False) -> Bytes:
 
     ddp = DistributedDataParallel(model(dtype))
     ddp.register_comm_hook(None, hook)
-    with torch.autocast("cpu", BF16, enabled=autocast):
+    with torch.autocast("cpu", BF16, enabled=dtype == FP32):
         output = ddp(torch.randn(4, H, dtype=dtype))
-    assert output.dtype == (BF16 if autocast else dtype)
+    assert output.dtype == BF16  # both models compute in bf16
     output.float().square().mean().backward()
     return {"all-reduce": 2 * sum(sizes)}
 
@@ -55,12 +58,14 @@ class CollectiveBytes(TorchDispatchMode):
 
     def __enter__(self) -> "CollectiveBytes":
         self.sizes: Bytes = {"all-gather": 0, "reduce-scatter": 0}
+        self.calls = 0
         return super().__enter__()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func.namespace == "c10d":
             whole = max(args[0].nbytes, args[1].nbytes)  # the shard is the smaller one
             name = func.overloadpacket.__name__
+            self.calls += 1
             self.sizes["all-gather" if "allgather" in name else "reduce-scatter"] += whole
         return func(*args, **(kwargs or {}))
 
@@ -73,6 +78,8 @@ def bytes_of_fsdp(policy: MixedPrecisionPolicy, reshard: bool = True) -> Bytes:
     fully_shard(sharded, mesh=mesh, mp_policy=policy)
     with CollectiveBytes() as collectives:
         sharded(torch.randn(4, H)).float().square().mean().backward()
+    # every layer has collectives of its own: one or two all-gathers, and one reduce-scatter
+    assert collectives.calls == LAYERS * (3 if reshard else 2)
     return collectives.sizes
 
 
@@ -82,7 +89,7 @@ def main() -> None:
     bf16 = MixedPrecisionPolicy(param_dtype=BF16, reduce_dtype=BF16)
     mixed = MixedPrecisionPolicy(param_dtype=BF16, reduce_dtype=FP32)
     rows = {  # the bytes per parameter that the page derives: 2 or 4 for each transfer
-        "DDP, fp32 model under autocast": (bytes_of_ddp(FP32, autocast=True), 4 + 4),
+        "DDP, fp32 model under autocast": (bytes_of_ddp(FP32), 4 + 4),
         "DDP, bf16 model": (bytes_of_ddp(BF16), 2 + 2),
         "FSDP2, fp32": (bytes_of_fsdp(MixedPrecisionPolicy()), 4 + 4 + 4),
         "FSDP2, bf16 gathers, bf16 reduction": (bytes_of_fsdp(bf16), 2 + 2 + 2),

@@ -181,7 +181,8 @@ def main() -> None:
             loss = step(engine, number, None)
         assert same(parameters_of(engine), parameters[STEPS - 1])
         engine.save_checkpoint("checkpoint", tag=f"step{STEPS}")
-        show(f"stage 2 on {n} ranks, loss of step {STEPS}: {loss:.4f}")
+        stage = engine.zero_optimization_stage()
+        show(f"stage {stage} on {n} ranks, loss of step {STEPS}: {loss:.4f}")
         show(f"one process, loss of step {STEPS}: {losses[STEPS - 1]:.4f}")
         return
 

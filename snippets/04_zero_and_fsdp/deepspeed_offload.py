@@ -54,7 +54,8 @@ def train(
     }
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(WIDTH, 256), nn.Tanh(), nn.Linear(256, WIDTH)).to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    # with the default eps, Adam would hide a wrong factor in the gradients
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-3)
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
     # --8<-- [end:config]
     losses = []

@@ -308,7 +308,8 @@ def main() -> None:
         # 2 keep the last gradient, which is one layer.
         formula = fp32[stage] + (3, 1, 2)[stage - 1] * 4 / LAYERS
         wide = keys | {"reduce_bucket_size": 2 * BUCKET}
-        _, kept, sent = with_deepspeed(stage, False, device, wide, formula)
+        losses, kept, sent = with_deepspeed(stage, False, device, wide, formula)
+        torch.testing.assert_close(losses, truth, rtol=1e-5, atol=1e-5)
         assert abs(kept - formula) < 0.02, (stage, keys, kept)
         assert abs(sent - times * ring) < 0.001, (keys, sent)
         if dist.get_rank() == 0:

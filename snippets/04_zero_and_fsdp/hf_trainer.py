@@ -48,8 +48,8 @@ ZERO_3 = {
 # --8<-- [end:zero_3]
 
 
-def losses(data: list[dict], config: dict | None) -> tuple[int, list[float]]:
-    """Train a tiny Llama with the Trainer; return ZeRO's stage and the loss of every step."""
+def losses(data: list[dict], config: dict | None) -> tuple[str, list[float]]:
+    """Train a tiny Llama with the Trainer; return the wrapper and the loss of every step."""
     # --8<-- [start:arguments]
     arguments = TrainingArguments(
         output_dir="run",
@@ -77,13 +77,14 @@ def losses(data: list[dict], config: dict | None) -> tuple[int, list[float]]:
     trainer.remove_callback(ProgressCallback)
     trainer.train()
     engine = trainer.model_wrapped
-    assert isinstance(engine, deepspeed.DeepSpeedEngine) == trainer.is_deepspeed_enabled
-    stage = 0
-    if trainer.is_deepspeed_enabled:
-        stage = engine.zero_optimization_stage()
+    wrapper = type(engine).__name__
+    if isinstance(engine, deepspeed.DeepSpeedEngine):
+        wrapper += f", stage {engine.zero_optimization_stage()}"
+        for whole in engine.parameters():  # each rank has one part, and the last one is padded
+            assert whole.ds_tensor.numel() == -(-whole.ds_numel // dist.get_world_size())
         assert engine.train_micro_batch_size_per_gpu() == BATCH  # "auto" was replaced
         assert engine.gradient_clipping() == 0.5
-    return stage, [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    return wrapper, [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
 
 
 def main() -> None:
@@ -92,9 +93,10 @@ def main() -> None:
     # 64 sequences of 16 tokens; each sequence counts upwards from a different number
     tokens = (torch.arange(64)[:, None] + torch.arange(16)) % 64
     data = [{"input_ids": row, "labels": row} for row in tokens]
-    none, plain = losses(data, None)
-    stage, sharded = losses(data, ZERO_3)
-    assert (none, stage) == (0, 3)
+    alone, plain = losses(data, None)
+    engine, sharded = losses(data, ZERO_3)
+    assert alone == "DistributedDataParallel" or dist.get_world_size() == 1
+    assert engine == "DeepSpeedEngine, stage 3"
     if dist.get_rank() == 0:
         print("step   Trainer alone (DDP)   with DeepSpeed stage 3")
         for step, (one, other) in enumerate(zip(plain, sharded, strict=True)):

@@ -75,6 +75,10 @@ def draw(intensity: dict[str, float], path: str) -> None:
         axis.plot(rates, percents, color=colours[kind], linewidth=2)
         x, y, side = spots[kind]
         axis.text(x, y, kind.replace(" ", "\n"), color=colours[kind], ha=side, va="center")
+        gaps = {
+            k: abs(100 * v * x * 1e9 / (v * x * 1e9 + PEAK) - y) for k, v in intensity.items()
+        }
+        assert min(gaps, key=gaps.get) == kind  # the label is nearest to its own curve
     for rate, name, x, side in (
         (3, "one link", 2.7, "right"),
         (3 * GPUS, f"{GPUS} links", 210, "left"),

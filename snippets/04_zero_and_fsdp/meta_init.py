@@ -61,6 +61,14 @@ def initialise(model: Model) -> None:
                     ours.to_local().copy_(rows.to_local())
 
 
+def same_shards(model: Model) -> bool:
+    """Return whether all ranks have the same values in their shard of the first weight."""
+    ours = model.blocks[0].up.weight.to_local().detach()
+    shards = [torch.empty_like(ours) for _ in range(dist.get_world_size())]
+    dist.all_gather(shards, ours)
+    return all(torch.equal(shard, shards[0]) for shard in shards)
+
+
 def init_distributed() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough.
 
@@ -124,10 +132,11 @@ def main() -> int:
     for module in naive.modules():
         if isinstance(module, nn.Linear):
             module.reset_parameters()
-    shards = [torch.empty_like(naive.blocks[0].up.weight.to_local()) for _ in range(n)]
-    dist.all_gather(shards, naive.blocks[0].up.weight.to_local().detach())
-    same = all(torch.equal(shard, shards[0]) for shard in shards)
+    same = same_shards(naive)
     assert same or device.type != "cpu"
+    assert n == 1 or not same_shards(model)
+    spread = H**-0.5 / 3**0.5  # of values between -1/√h and 1/√h
+    assert 0.9 < naive.blocks[0].up.weight.to_local().std() / spread < 1.1  # they were drawn
     assert allocated == 4 * psi // n
     if rank == 0:
         formula = 4 * psi // n

@@ -136,6 +136,9 @@ def main() -> None:
             print(f"{what}:\n   ValueError: {error}")
             outcomes.append(str(error).split(" group")[0])
             continue
+        if load is other_layer:  # the backbone has the moments of the head
+            moment = optimizer.state[network.backbone.weight]["exp_avg"]
+            assert torch.equal(moment, checkpoint["optimizer"]["state"][0]["exp_avg"])
         losses = train(network, optimizer, BEFORE, AFTER)
         assert losses[0] == expected[0], "the parameters are those of the checkpoint"
         print(f"{what}: no error, continues as before: {losses == expected}")

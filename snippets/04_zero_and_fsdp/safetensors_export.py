@@ -118,6 +118,12 @@ def main() -> None:
                 shape = tensors.get_slice("model.embed_tokens.weight").get_shape()
             print(f"  {type(loaded).__name__}: no key missing or unexpected, logits equal")
             print(f"  {len(names)} tensors, model.embed_tokens.weight {shape}")
+        shards = sorted(name for name in os.listdir("consolidated/sharded") if "shard" in name)
+        assert len(shards) == mesh.size()
+        for name in shards:
+            with safe_open(f"consolidated/sharded/{name}", framework="pt") as tensors:
+                shape = tensors.get_slice("model.embed_tokens.weight").get_shape()
+            print(f"  sharded/{name}: rows of one rank, {shape}")
 
 
 if __name__ == "__main__":

@@ -76,6 +76,19 @@ class Layer:
         self.gradient = None
 
 
+def bytes_alive(layers: list[Layer]) -> int:
+    """Return the bytes of all memory that the attributes of the layers keep alive.
+
+    A view counts with the whole memory of which it is a part.
+    """
+    memory = {}
+    for value in (value for layer in layers for value in vars(layer).values()):
+        for x in value if isinstance(value, list) else [value]:
+            if isinstance(x, torch.Tensor):
+                memory[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+    return sum(memory.values())
+
+
 def train(layers: list[Layer], inputs: torch.Tensor, t: int) -> dict[str, int]:
     """Run one step of y ← y + tanh(y Wᵀ), by hand. The loss is the mean of y².
 
@@ -84,18 +97,20 @@ def train(layers: list[Layer], inputs: torch.Tensor, t: int) -> dict[str, int]:
     saved = [inputs]
     for layer in layers:
         saved.append(saved[-1] + torch.tanh(saved[-1] @ layer.whole().T))  # [b, h]
-    gradient = 2 * saved[-1] / saved[-1].numel()
+    gradient, peak = 2 * saved[-1] / saved[-1].numel(), 0
     for index in reversed(range(LAYERS)):
         inner = saved[index + 1] - saved[index]  # the output of tanh
         inner = gradient * (1 - inner * inner)
         gradient = gradient + inner @ layers[index].whole()
         layers[index].store_gradient(inner.T @ saved[index])  # [h, b] @ [b, h]
+        peak = max(peak, bytes_alive(layers))
     in_memory = {
         "parameters": sum(layer.parameter.nbytes for layer in layers),
         "gradients": sum(layer.gradient.nbytes for layer in layers),
         "optimizer": sum(x.nbytes for layer in layers for x in (layer.master, *layer.moments)),
         "activations": sum(x.nbytes for x in saved),
     }
+    assert peak == sum(in_memory.values()) - in_memory["activations"]
     for layer in layers:
         layer.step(t)
     return in_memory

@@ -55,8 +55,10 @@ def draw() -> None:
         axis.text(
             left + 1.5, 16.4, f"{name}: {bytes_kept(stage, 0):g}Ψ", ha="center", color="#52525b"
         )
-    for kind, y in (("parameters", 1), ("gradients", 3), ("optimizer", 10)):
-        axis.text(-0.8, y, kind, ha="right", va="center", color=PARTS[kind][2])
+    bottom = 0.0
+    for kind, (size, _, colour) in PARTS.items():
+        axis.text(-0.8, bottom + size / 2, kind, ha="right", va="center", color=colour)
+        bottom += size
     places = [stage * (N + 1) + rank for stage in range(4) for rank in range(N)]
     axis.set_xticks(places, [str(rank) for _ in range(4) for rank in range(N)])
     axis.tick_params(axis="both", length=0)

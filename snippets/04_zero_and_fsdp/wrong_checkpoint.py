@@ -45,6 +45,15 @@ def sharded(device: torch.device, gated: bool = False) -> nn.Module:
     return fully_shard(GatedNet(gated).to(device), mesh=mesh)
 
 
+def missing_keys(wanted: dict[str, dict], new_layer: str) -> list[str]:
+    """Return the keys that the checkpoint does not have. They must be of the new layer."""
+    saved = dcp.FileSystemReader("checkpoint").read_metadata().state_dict_metadata
+    missing = [key for key in wanted["model"] if f"model.{key}" not in saved]
+    if not all(key.startswith(new_layer) for key in missing):
+        raise KeyError(f"the checkpoint lacks {missing}")
+    return missing
+
+
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, first: int, steps: int) -> float:
     """Train for some steps. Return the last loss, averaged over all ranks."""
     for step in range(first, first + steps):
@@ -96,23 +105,31 @@ def main() -> None:
     try:
         dcp.load(wanted, checkpoint_id="checkpoint")
     except CheckpointException as error:  # a BaseException: `except Exception` misses it
+        assert not isinstance(error, Exception)
         (cause, _) = error.failures[dist.get_rank()]
         show(f"1. {type(error).__name__}, of this rank:")
         show(f"   {type(cause).__name__}: {cause}")
-    saved = dcp.FileSystemReader("checkpoint").read_metadata().state_dict_metadata
-    missing = [key for key in wanted["model"] if f"model.{key}" not in saved]
-    assert all(key.startswith("gate.") for key in missing), missing  # only the new layer
+    missing = missing_keys(wanted, new_layer="gate.")  # raises if a different key is missing
     planner = DefaultLoadPlanner(allow_partial_load=True)
     dcp.load(wanted, checkpoint_id="checkpoint", planner=planner)
     for key, value in get_model_state_dict(model).items():
         assert torch.equal(wanted["model"][key].to_local(), value.to_local())
     show(f"   with allow_partial_load, these keep their initial values: {', '.join(missing)}")
     # --8<-- [end:structure]
+    initial = get_model_state_dict(sharded(device, gated=True))  # from the same seed
+    for key in missing:
+        assert torch.equal(wanted["model"][key].to_local(), initial[key].to_local())
 
     unrelated = {"model": {"layers.0.weight": torch.full((4, 4), 7.0)}}
     dcp.load(unrelated, checkpoint_id="checkpoint", planner=planner)  # raises nothing
     assert torch.equal(unrelated["model"]["layers.0.weight"], torch.full((4, 4), 7.0))
     show("   allow_partial_load alone accepts the checkpoint of an unrelated model, too")
+    try:
+        missing_keys(unrelated, new_layer="gate.")
+    except KeyError:
+        show("   the list of missing keys rejects it")
+    else:
+        raise AssertionError("the list accepts an unrelated model")
 
     runs, moves = [], []
     for with_optimizer in (True, False):

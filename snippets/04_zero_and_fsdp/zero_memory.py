@@ -9,6 +9,7 @@ the value of the formula. The last line counts the cells that the paper rounded 
 whose last digits it cut off. The program also draws zero_memory.svg.
 """
 
+import math
 from decimal import ROUND_DOWN, ROUND_HALF_UP, Decimal
 
 import matplotlib
@@ -65,6 +66,8 @@ def draw() -> None:
             ranks, [per_rank(7.5, n, stage) for n in ranks], "o-", color=colour, markersize=4
         )
         axes.text(*at, words, color=colour)
+        gaps = [abs(math.log(per_rank(7.5, at[0], each) / at[1])) for each in range(4)]
+        assert gaps[stage] == min(gaps)  # the label is nearest to its own curve
     axes.axhline(80, color="#15803d", linestyle="--", linewidth=1.2)
     axes.text(1100, 72, "80 GB", color="#15803d", ha="right", va="top")
     axes.set(xscale="log", yscale="log", xlabel="ranks N", ylabel="model state per rank (GB)")
