@@ -172,6 +172,19 @@ def measure(emulated: bool, overlap: bool) -> Timeline:
     return sorted(timelines, key=lambda t: t.total)[len(timelines) // 2]
 
 
+def report(t: Timeline, predicted: float) -> str:
+    exposed = t.total - t.backward
+    return (
+        f"    backward ≈{t.backward * 1e3:.0f} ms + exposed ≈{exposed * 1e3:.0f} ms\n"
+        f"    total ≈{t.total * 1e3:.0f} ms, predicted ≈{predicted * 1e3:.0f} ms"
+    )
+
+
+assert report(Timeline(backward=0.1, total=0.12), 0.11) == (
+    "    backward ≈100 ms + exposed ≈20 ms\n    total ≈120 ms, predicted ≈110 ms"
+)
+
+
 def draw(cases: dict[str, Timeline], path: str) -> None:
     """Draw two lanes for each case: backward and the all-reduces."""
     plt.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "overlap", "font.size": 11})
@@ -218,17 +231,14 @@ def main() -> None:
             if emulated:
                 drawn[title] = t
             if rank == 0:
-                exposed, predicted = t.total - t.backward, predict(t, overlap)
+                predicted = predict(t, overlap)
                 free = 0.0  # the time when the link is free, bucket after bucket
                 for full, (begin, end) in zip(t.full, t.reduced, strict=True):
                     free = max(free, full if overlap else t.backward) + end - begin
                 assert math.isclose(predicted, free)
                 assert predicted < t.total + 1e-6  # nothing ends before it can
                 print(f"  {title}:")
-                print(
-                    f"    backward ≈{t.backward * 1e3:.0f} ms + exposed ≈{exposed * 1e3:.0f} ms"
-                )
-                print(f"    total ≈{t.total * 1e3:.0f} ms, predicted ≈{predicted * 1e3:.0f} ms")
+                print(report(t, predicted))
     if rank == 0:
         draw(drawn, "overlap.svg")
 
