@@ -60,7 +60,7 @@ class Link(threading.Thread):
     def __init__(self, emulated: bool) -> None:
         super().__init__(daemon=True)
         self.emulated = emulated
-        self.slept = 0  # number of emulated all-reduces
+        self.seconds: list[float] = []  # of each emulated all-reduce
         self.jobs: queue.Queue = queue.Queue()
 
     def run(self) -> None:
@@ -71,9 +71,8 @@ class Link(threading.Thread):
             if self.emulated:
                 n = dist.get_world_size()
                 sent = 2 * (n - 1) / n * flat.nbytes  # bytes from each rank of a ring
-                wait = begin + LATENCY + sent / BANDWIDTH - time.perf_counter()
-                time.sleep(max(0.0, wait))
-                self.slept += 1
+                self.seconds.append(LATENCY + sent / BANDWIDTH)
+                time.sleep(max(0.0, begin + self.seconds[-1] - time.perf_counter()))
             spans.append((begin, time.perf_counter()))
             done.set()
 
@@ -159,7 +158,7 @@ def measure(emulated: bool, overlap: bool) -> Timeline:
     link.join()
     count = len(buckets.flats)
     assert ones.tolist() == [dist.get_world_size()] * 3
-    assert link.slept == (STEPS * count + 1 if emulated else 0)
+    assert len(link.seconds) == (STEPS * count + 1 if emulated else 0)
     # With overlap, each bucket was sent when it was full. Otherwise all waited for backward.
     now = list(range(1, count + 1)) if overlap else [0] * count
     assert all(t.launched == now for t in timelines)
@@ -168,6 +167,7 @@ def measure(emulated: bool, overlap: bool) -> Timeline:
         for flat, (begin, end) in zip(buckets.flats, t.reduced, strict=True):
             chunk = flat.nbytes / n  # a ring sends 2(N - 1) of them from each rank
             limit = LATENCY + 2 * (n - 1) * chunk / BANDWIDTH
+            assert not emulated or math.isclose(link.seconds[0], limit)  # buckets are equal
             assert end - begin > (limit - 1e-6 if emulated else 0)  # no faster than the link
     return sorted(timelines, key=lambda t: t.total)[len(timelines) // 2]
 
