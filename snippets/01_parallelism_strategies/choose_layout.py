@@ -9,7 +9,7 @@ Narayanan et al. (2021), and the first row of Table 4 in the Llama 3 paper.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 GPUS_PER_NODE = 8
 REACHED = 0.5  # fraction of the peak, while a GPU computes
@@ -226,8 +226,25 @@ def check_nvlink() -> None:
     assert 6 * 8e9 / H100.nvlink <= seconds <= 2 * 6 * 8e9 / H100.nvlink
 
 
+def check_rules() -> None:
+    """With twice the micro-batches FSDP sends twice as much, and ZeRO-1 sends the same."""
+    model = Model("8B", 8e9, 32, 4096, 64, batch=8)
+
+    def seconds(shards: str, batch: int) -> float:
+        layout, more = Layout(1, 1, 8, shards, False), replace(model, batch=batch)
+        return (1 + overhead(more, layout, H100)) * batch
+
+    assert seconds("everything", 16) == 2 * seconds("everything", 8)
+    assert seconds("optimizer", 16) < 2 * seconds("optimizer", 8)
+    # rules 1, 2 and 3, and all 64 GPUs are used
+    for x in layouts(replace(model, batch=24), 64):
+        assert x.tp <= 8 and 24 % x.dp == 0 and x.tp * x.pp * x.dp == 64
+        assert x.shards != "everything" or x.pp == 1
+
+
 def main() -> None:
     check_nvlink()
+    check_rules()
     table()
     print()
     published()

@@ -147,6 +147,8 @@ def main() -> None:
         busiest = Fraction(max(chunks), N)
         print(f"  {name:26}{chunks!s:16}busiest {float(busiest):.2f} S, {len(steps)} steps")
         assert name not in factors or busiest == factors[name]
+        hops = {(target - source) % N for sends in steps for source, target, _ in sends}
+        assert hops == ({1, 2, 3} if name in ("all-to-all", [*played][-1]) else {1}), name
     ring, through = (chunks_of(played[name]) for name in ("all-reduce", [*played][-1]))
     # Both send the same number of chunks. The ring is faster, because all ranks send at once.
     assert sum(ring) == sum(through) == 2 * (N - 1) * N and max(through) == N * (N - 1)

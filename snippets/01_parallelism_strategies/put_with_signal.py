@@ -10,6 +10,7 @@ finds this error in other programs: each word carries the sequence number of its
 
 import contextlib
 import multiprocessing
+import os
 from collections import deque
 from collections.abc import Callable, Iterator, MutableSequence
 from math import comb
@@ -136,7 +137,8 @@ def receiver(segment: SharedMemory, requests: Connection) -> None:
     """The second process: look at the memory, and return the words if they have arrived."""
     with segment.buf[: 8 * (WORDS + 1)].cast("q") as memory, contextlib.suppress(EOFError):
         while protocol := requests.recv():
-            requests.send(memory[:WORDS].tolist() if arrived(memory, protocol) else None)
+            words = memory[:WORDS].tolist() if arrived(memory, protocol) else None
+            requests.send((words, os.getpid()))
     segment.close()
 
 
@@ -172,7 +174,9 @@ def main() -> None:
 
     def look(protocol: str) -> list[int] | None:
         requests.send(protocol)
-        return requests.recv()
+        words, process_id = requests.recv()
+        assert process_id == process.pid != os.getpid()
+        return words
 
     try:
         process.start()

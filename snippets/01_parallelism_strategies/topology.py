@@ -8,6 +8,7 @@ the network according to its drivers. Without a GPU, the program prints that the
 
 import argparse
 import os
+import tempfile
 from pathlib import Path
 
 import torch
@@ -30,10 +31,10 @@ def host() -> tuple[int, float]:
     return cores or 1, pages / 2**30
 
 
-def interfaces() -> dict[str, int]:
+def interfaces(folder: Path = Path("/sys/class/net")) -> dict[str, int]:
     """Network interfaces that are up, with the Mb/s that their drivers report, or 0."""
     found = {}
-    for path in sorted(Path("/sys/class/net").glob("*")):  # empty if this is not Linux
+    for path in sorted(folder.glob("*")):  # empty if this is not Linux
         try:
             up = int((path / "flags").read_text(), 16) & 1  # IFF_UP
         except (OSError, ValueError):
@@ -132,7 +133,13 @@ def main() -> None:
     print(f"host: ≈{cores} cores, ≈{memory:.0f} GiB of memory")
     report_gpus()
     network = interfaces()
-    assert "lo" not in network  # lo reaches only this machine
+    with tempfile.TemporaryDirectory() as folder:  # lo reaches only this machine; eth1 is down
+        for line in ("eth0 0x1003 25000", "eth1 0x1002 25000", "lo 0x9 -1", "veth 0x1003 -1"):
+            name, flags, speed = line.split()
+            (path := Path(folder) / name).mkdir()
+            (path / "flags").write_text(flags)
+            (path / "speed").write_text(speed)
+        assert interfaces(Path(folder)) == {"eth0": 25000, "veth": 0}
     fastest = max(network.values(), default=0)
     print(f"network: ≈{len(network)} interfaces up, fastest ≈{fastest} Mb/s (0: not stated)")
     print(f"RDMA ports: ≈{len(infiniband())}")

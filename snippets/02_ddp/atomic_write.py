@@ -15,6 +15,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest import mock
 
 import torch
 
@@ -139,9 +140,19 @@ def draw(results: dict[str, list[tuple[str, str]]]) -> str:
 OLD_DATA, NEW_DATA = serialize(OLD), serialize(NEW)
 
 
+def check_fsync() -> None:
+    """The new file is synced once, when it is complete and has not yet its final name."""
+    CHECKPOINT.write_bytes(OLD_DATA)
+    synced = []
+    with mock.patch("os.fsync", lambda file: synced.append((os.fstat(file).st_size, load()))):
+        list(rename_into_place(NEW_DATA))
+    assert synced == [(len(NEW_DATA), f"step {OLD}")]
+
+
 def main() -> None:
     if not hasattr(os, "fork"):
         sys.exit("this program needs os.fork, which Windows does not have")
+    check_fsync()
     results = {
         "overwrite": try_every_step(overwrite),
         "rename into place": try_every_step(rename_into_place),

@@ -15,6 +15,7 @@ from the formula for linear regression.
 import argparse
 import os
 import sys
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -97,7 +98,9 @@ def main() -> int:
     assert whole.norm() > MAX_NORM  # the limit is reached, so clipping changes the gradient
 
     step = average_then_clip if args.fix else clip_then_average
-    norm = step(ddp, x.chunk(n)[rank], y.chunk(n)[rank])
+    with mock.patch.object(dist, "all_reduce", wraps=dist.all_reduce) as by_hand:
+        norm = step(ddp, x.chunk(n)[rank], y.chunk(n)[rank])
+    assert by_hand.call_count == (0 if args.fix else 2)  # the fix uses only DDP's own
     ours = torch.cat([parameter.grad.flatten() for parameter in model.parameters()]).double()
     torch.testing.assert_close(ours, of_order, rtol=1e-4, atol=1e-6)
 

@@ -60,7 +60,7 @@ class Link(threading.Thread):
     def __init__(self, emulated: bool) -> None:
         super().__init__(daemon=True)
         self.emulated = emulated
-        self.slept = 0  # number of emulated all-reduces
+        self.seconds: list[float] = []  # of each emulated all-reduce
         self.jobs: queue.Queue = queue.Queue()
 
     def run(self) -> None:
@@ -71,9 +71,8 @@ class Link(threading.Thread):
             if self.emulated:
                 n = dist.get_world_size()
                 sent = 2 * (n - 1) / n * flat.nbytes  # bytes from each rank of a ring
-                wait = begin + LATENCY + sent / BANDWIDTH - time.perf_counter()
-                time.sleep(max(0.0, wait))
-                self.slept += 1
+                self.seconds.append(LATENCY + sent / BANDWIDTH)
+                time.sleep(max(0.0, begin + self.seconds[-1] - time.perf_counter()))
             spans.append((begin, time.perf_counter()))
             done.set()
 
@@ -159,7 +158,7 @@ def measure(emulated: bool, overlap: bool) -> Timeline:
     link.join()
     count = len(buckets.flats)
     assert ones.tolist() == [dist.get_world_size()] * 3
-    assert link.slept == (STEPS * count + 1 if emulated else 0)
+    assert len(link.seconds) == (STEPS * count + 1 if emulated else 0)
     # With overlap, each bucket was sent when it was full. Otherwise all waited for backward.
     now = list(range(1, count + 1)) if overlap else [0] * count
     assert all(t.launched == now for t in timelines)
@@ -168,8 +167,22 @@ def measure(emulated: bool, overlap: bool) -> Timeline:
         for flat, (begin, end) in zip(buckets.flats, t.reduced, strict=True):
             chunk = flat.nbytes / n  # a ring sends 2(N - 1) of them from each rank
             limit = LATENCY + 2 * (n - 1) * chunk / BANDWIDTH
+            assert not emulated or math.isclose(link.seconds[0], limit)  # buckets are equal
             assert end - begin > (limit - 1e-6 if emulated else 0)  # no faster than the link
     return sorted(timelines, key=lambda t: t.total)[len(timelines) // 2]
+
+
+def report(t: Timeline, predicted: float) -> str:
+    exposed = t.total - t.backward
+    return (
+        f"    backward ≈{t.backward * 1e3:.0f} ms + exposed ≈{exposed * 1e3:.0f} ms\n"
+        f"    total ≈{t.total * 1e3:.0f} ms, predicted ≈{predicted * 1e3:.0f} ms"
+    )
+
+
+assert report(Timeline(backward=0.1, total=0.12), 0.11) == (
+    "    backward ≈100 ms + exposed ≈20 ms\n    total ≈120 ms, predicted ≈110 ms"
+)
 
 
 def draw(cases: dict[str, Timeline], path: str) -> None:
@@ -218,17 +231,14 @@ def main() -> None:
             if emulated:
                 drawn[title] = t
             if rank == 0:
-                exposed, predicted = t.total - t.backward, predict(t, overlap)
+                predicted = predict(t, overlap)
                 free = 0.0  # the time when the link is free, bucket after bucket
                 for full, (begin, end) in zip(t.full, t.reduced, strict=True):
                     free = max(free, full if overlap else t.backward) + end - begin
                 assert math.isclose(predicted, free)
                 assert predicted < t.total + 1e-6  # nothing ends before it can
                 print(f"  {title}:")
-                print(
-                    f"    backward ≈{t.backward * 1e3:.0f} ms + exposed ≈{exposed * 1e3:.0f} ms"
-                )
-                print(f"    total ≈{t.total * 1e3:.0f} ms, predicted ≈{predicted * 1e3:.0f} ms")
+                print(report(t, predicted))
     if rank == 0:
         draw(drawn, "overlap.svg")
 
