@@ -60,19 +60,17 @@ def main() -> None:
     whole, x = nn.Linear(H, H).to(device), torch.randn(TOKENS, H).to(device)
     rows = whole.weight.chunk(t, dim=1)[rank]  # [out, in/t]
     mine = x.chunk(t, dim=1)[rank]
-    for layer in (bias_in_each_term, bias_after_the_sum):
+    assert rows.shape == (H, H // t) and mine.shape == (TOKENS, H // t)  # 1/t on each rank
+    product = x.double() @ whole.weight.double().T  # without the bias
+    for layer, count in ((bias_in_each_term, t), (bias_after_the_sum, 1)):
         for state, bias in (("bias of zeros", 0 * whole.bias), ("trained bias", whole.bias)):
-            expected = F.linear(x, whole.weight, bias)
-            output = layer(mine, rows, bias)
-            excess = (output - expected).mean(dim=0)  # [h]
-            # every token has the same excess
-            torch.testing.assert_close(output, expected + excess, rtol=1e-4, atol=1e-5)
-            times = (
-                (excess @ whole.bias / whole.bias.square().sum()).item() if bias.any() else 0.0
-            )
-            right = torch.allclose(excess, torch.zeros_like(excess), atol=1e-5)
+            added = layer(mine, rows, bias) - product  # [tokens, h]
+            expected = (count * bias.double()).expand_as(added)  # equal for all tokens
+            torch.testing.assert_close(added, expected, rtol=1e-4, atol=1e-5)
+            right = torch.allclose(added, bias.double(), atol=1e-5)
             if rank == 0:
-                result = "equal" if right else f"{1 + times:.2f} times the bias"
+                times = (added.mean(dim=0) @ whole.bias.double()) / whole.bias.square().sum()
+                result = "equal" if right else f"{times:.2f} times the bias"
                 print(f"{layer.__name__:18}  {state:13}  {result}")
 
 

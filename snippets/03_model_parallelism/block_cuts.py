@@ -4,10 +4,13 @@ A list says for each part of the block how it is cut under TP, and how under TP 
 picture and the printed numbers come from this list. Draws block_cuts.svg.
 """
 
+from collections import Counter
+
 import matplotlib
 
 matplotlib.use("svg")
 import matplotlib.pyplot as plt
+from matplotlib.colors import to_hex
 from matplotlib.patches import FancyBboxPatch, Rectangle
 
 RANKS = 4
@@ -50,6 +53,14 @@ def draw_part(axes, x: float, y: float, held: str) -> None:
         axes.add_patch(Rectangle(*box, facecolor=COLOURS[rank], alpha=0.85))
 
 
+def check_colours(axes) -> None:
+    """Every cut part has one stripe of each rank, and only a whole part is grey."""
+    stripes = Counter(to_hex(patch.get_facecolor()) for patch in axes.patches)
+    held = Counter(cut for name, *cuts in PARTS if name != "|" for cut in cuts)
+    whole = held.pop("whole")
+    assert [stripes[colour] for colour in (INK, *COLOURS)] == [whole] + RANKS * [held.total()]
+
+
 def main() -> None:
     for kind, enter, leave in (("TP", "f", "g"), ("SP", "g", "ḡ")):  # each other's backward
         assert SENT[enter, kind].split(" / ") == SENT[leave, kind].split(" / ")[::-1]
@@ -61,7 +72,8 @@ def main() -> None:
     labels = ["whole on every rank", *(f"rank {rank}" for rank in range(RANKS))]
     axes.legend(patches, labels, ncols=5, loc="upper center", frameon=False, fontsize=10,
                 columnspacing=1.2, handlelength=1.4)  # fmt: skip
-    for title, x in (("TP", columns["TP"]), ("TP + SP", columns["SP"])):
+    for kind, x in columns.items():
+        title = {"TP": "TP", "SP": "TP + SP"}[kind]
         axes.text(x + 1.1, 0.3, title, ha="center", weight="bold", color=INK)
     y = 0.0
     for name, under_tp, under_sp in PARTS:
@@ -87,6 +99,7 @@ def main() -> None:
     axes.set_xlim(-0.7, 12.9)
     axes.set_ylim(y - 0.2, 1.6)
     axes.axis("off")
+    check_colours(axes)
     figure.tight_layout(pad=0.2)
     figure.savefig("block_cuts.svg", transparent=True, metadata={"Date": None})
 

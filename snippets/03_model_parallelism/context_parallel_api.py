@@ -114,6 +114,9 @@ def main() -> int:
     except NotImplementedError as error:
         result, status = f"{type(error).__name__}: {error}", 1
 
+    # afterwards every buffer contains the whole sequence again
+    assert all(torch.equal(x, y) for x, y in zip((q, k, v), whole, strict=True))
+    assert positions.flatten().tolist() == list(range(S))
     everywhere = [torch.empty_like(held) for _ in range(n)]
     dist.all_gather(everywhere, held)
     if rank == 0:

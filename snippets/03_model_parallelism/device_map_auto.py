@@ -17,6 +17,7 @@ import torch.distributed as dist
 from accelerate import Accelerator, infer_auto_device_map
 from accelerate.utils import get_balanced_memory
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 LAYERS, WIDTH = 8, 64
 
@@ -55,6 +56,8 @@ def build() -> nn.Module:
 def train_step(model: nn.Module, rank: int, n: int) -> torch.Tensor:
     """The gradient of the first weight after DDP has averaged it over the ranks."""
     prepared = Accelerator(cpu=True).prepare(model)
+    assert type(prepared) is DistributedDataParallel
+    assert prepared.module.hf_device_map == {"": int(os.environ["LOCAL_RANK"])}
     batch = torch.randn(4 * n, WIDTH, generator=torch.Generator().manual_seed(1))
     prepared(batch[4 * rank : 4 * rank + 4]).square().mean().backward()
     reference = build()  # the same step in one process, on the whole batch and without DDP

@@ -79,6 +79,7 @@ def main() -> None:
     print("ms in all: by the formula, simulated, and with sleeps; the exposed part of the link")
     for name, costs in (
         ("link half of computing", (0.003, 0.002, 0.005, 0.002)),
+        ("dispatch longer than attention", (0.003, 0.005, 0.005, 0.001)),
         ("link as long as computing", (0.003, 0.004, 0.005, 0.004)),
         ("link 1.5 times as long", (0.003, 0.006, 0.005, 0.006)),
     ):

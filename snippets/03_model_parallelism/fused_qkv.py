@@ -10,6 +10,7 @@ import sys
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.nn import functional as F
 
 B, S, H, HEADS = 2, 16, 96, 12  # 1, 2, 3 and 4 ranks divide the heads
@@ -63,7 +64,10 @@ def main() -> None:
     torch.manual_seed(0)
     x = torch.randn(B, S, H).to(device)
     qkv, out = (torch.randn(rows, H).to(device) / H**0.5 for rows in (3 * H, H))
-    expected = attend(x, qkv, out)
+    alone = nn.MultiheadAttention(H, HEADS, bias=False, batch_first=True).to(device)
+    alone.load_state_dict({"in_proj_weight": qkv, "out_proj.weight": out})
+    after = torch.ones(S, S, dtype=torch.bool, device=device).triu(1)  # tokens in the future
+    expected = alone(x, x, x, attn_mask=after)[0].detach()
     for cut in (cut_as_one, cut_each):
         mine = cut(qkv, rank, t)
         term = attend(x, mine, out.chunk(t, dim=1)[rank])

@@ -12,6 +12,7 @@ output.
 import argparse
 import os
 import sys
+from itertools import combinations, permutations
 
 import torch
 import torch.distributed as dist
@@ -86,22 +87,20 @@ def main() -> int:
     mine = [x.chunk(n, dim=2)[rank] for x in whole]
     here = torch.arange(S // n, device=device)
     true = rank * (S // n) + here
-    cases = {
-        "rotation local, mask local": (here, here),
-        "rotation local, mask true": (here, true),
-        "rotation true, mask local": (true, here),
-    }
-    if args.fix:
-        cases = {"rotation true, mask true": (true, true)}
-    wrong = False
-    for name, positions in cases.items():
-        error = (attend(*mine, *positions) - truth).norm() / truth.norm()
+    positions = {"local": here, "true": true}
+    cases = [("true", "true")] if args.fix else [("local", "local"), *permutations(positions)]
+    wrong, outputs = False, []
+    for rotation, mask in cases:
+        outputs.append(attend(*mine, positions[rotation], positions[mask]))
+        error = (outputs[-1] - truth).norm() / truth.norm()
         errors = [torch.empty_like(error) for _ in range(n)]
         dist.all_gather(errors, error)
         wrong |= max(errors).item() > 1e-5
         if rank == 0:
             shown = ", ".join("equal" if e < 1e-5 else f"off by ≈{e:.0%}" for e in errors)
-            print(f"{name}: ranks 0 to {n - 1}: {shown}", flush=True)
+            print(f"rotation {rotation}, mask {mask}: ranks 0 to {n - 1}: {shown}", flush=True)
+    for one, other in combinations(outputs, 2):
+        assert torch.allclose(one, other) == (rank == 0)  # the cases compute different things
     dist.barrier()  # rank 0 has printed before a rank exits with an error
     return int(wrong)
 

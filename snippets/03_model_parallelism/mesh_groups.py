@@ -46,16 +46,21 @@ def write(x: float, y: float, words: str, colour: str = INK, anchor: str = "star
     )
 
 
+def move(x: float, y: float, *parts: str) -> str:
+    """A box and its name, which move together."""
+    return f'<g transform="translate({x:g} {y:g})">{"".join(parts)}</g>'
+
+
 def panel(left: float, title: str, sizes: dict[str, int]) -> list[str]:
     mesh = ranks(sizes)
     parts = [write(left, 20, title)]
     nodes = sorted({place(left, {**rank, "tp": 0}) for rank in mesh}, key=lambda p: p[::-1])
     for number, (x, y) in enumerate(nodes):
-        parts.append(
-            f'<rect x="{x - 44:g}" y="{y - 44:g}" width="164" height="76" rx="6" fill="none" '
+        box = (
+            '<rect x="-44" y="-44" width="164" height="76" rx="6" fill="none" '
             f'stroke="{MUTED}"/>'
         )
-        parts.append(write(x + 38, y - 27, f"node {number}", MUTED, "middle"))
+        parts.append(move(x, y, box, write(38, -27, f"node {number}", MUTED, "middle")))
     for name, dash in (("dp", ' stroke-dasharray="5 4"'), ("pp", ""), ("tp", "")):
         for a, b in neighbours(mesh, name) if name in sizes else ():
             (x0, y0), (x1, y1) = place(left, mesh[a]), place(left, mesh[b])
@@ -69,11 +74,11 @@ def panel(left: float, title: str, sizes: dict[str, int]) -> list[str]:
             )
     for number, rank in enumerate(mesh):
         x, y = place(left, rank)
-        parts.append(
-            f'<rect x="{x - CELL / 2:g}" y="{y - 16:g}" width="{CELL}" height="32" rx="5" '
+        box = (
+            f'<rect x="{-CELL / 2:g}" y="-16" width="{CELL}" height="32" rx="5" '
             f'fill="#e4e4e7" stroke="{INK}"/>'
         )
-        parts.append(write(x, y + 5, f"rank {number}", "#111827", "middle"))
+        parts.append(move(x, y, box, write(0, 5, f"rank {number}", "#111827", "middle")))
     return parts
 
 

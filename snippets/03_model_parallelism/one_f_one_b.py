@@ -147,6 +147,12 @@ def main() -> None:
         if rank == 0:
             print(f"p = {p}, m = {m}: loss and gradients equal to the unsplit model")
             print(f"  most live micro-batches, rank 0 to {p - 1}: {' '.join(map(str, peaks))}")
+    try:
+        OneFOneB(stage, batch[:-1], target[:-1], M)  # 23 samples
+    except ValueError as error:
+        assert "do not divide" in str(error)
+    else:
+        raise AssertionError(f"{M} micro-batches of 23 samples are not equal")
 
 
 if __name__ == "__main__":

@@ -135,6 +135,15 @@ def measure(layer: Callable, truth: list[torch.Tensor], wire: Wire, *args) -> Ru
     return sorted(runs, key=lambda run: run.total)[STEPS // 2]
 
 
+def check_start(wire: Wire) -> None:
+    """The collective waits for `after`, which is set when start() has returned."""
+    run, after, overlapped = Run(wire), threading.Event(), []
+    run.start(lambda: overlapped.append(after.wait(20)), 0.0)
+    after.set()
+    run.wait()
+    assert overlapped == [True]  # start() does not wait for the collective, and wait() does
+
+
 def main() -> None:
     if os.environ.get("WORLD_SIZE") not in {"2", "3", "4"}:
         sys.exit("start with 2 to 4 ranks: torchrun --nproc-per-node=2 overlapped_tp.py")
@@ -155,6 +164,7 @@ def main() -> None:
     }
     wire = Wire()
     wire.start()
+    check_start(wire)
     if rank == 0:
         print(f"{n} ranks, emulated: {RATE / 1e9:g} GFLOP/s, {BANDWIDTH / 1e6:g} MB/s")
     for name, (layer, truth, args) in layers.items():

@@ -268,6 +268,9 @@ def check() -> int:
             if name != "dualpipe-v":
                 assert Fraction(idle, every) == bubble(build(name, p, m, v)), (name, p, m, v)
                 assert Fraction(idle, every) == Fraction(*formula(name, p, m, v, 1, 1, 1))
+            if name in ("gpipe", "1f1b", "interleaved", "zb-h1"):  # also for unequal times
+                unequal = share_idle(timeline(name, p, m, v, 2, 3, 1, 0, [10] * p))
+                assert Fraction(*unequal) == Fraction(*formula(name, p, m, v, 2, 3, 1))
             slow = share_idle(timeline(name, p, m, v, 1, 1, 1, 1, [10] * p))
             assert slow[1] > every  # a link that takes time makes a step longer
     # after 33 ms, each rank of 1F1B is in its last forward before the first backward, and ZB-V

@@ -43,10 +43,11 @@ def predict(costs: list[float]) -> float:
     return 3 * (M * max(costs) + sum(costs) - max(costs))
 
 
-def run(seconds: float) -> tuple[float, float, float]:
+def run(seconds: float) -> tuple[float, float, float, float]:
     """1F1B with this rank's forward taking `seconds`: begin and end by the machine's clock.
 
     The third number is the end by a clock on which nothing is late; messages carry its time.
+    The fourth number is the time in which this rank computes.
     """
     rank, p = dist.get_rank(), dist.get_world_size()
     warm_up = min(p - 1 - rank, M)
@@ -54,7 +55,7 @@ def run(seconds: float) -> tuple[float, float, float]:
     for i in range(M):
         order += [("F", warm_up + i)] if warm_up + i < M else []
         order.append(("B", i))
-    exact, sending = torch.zeros(1, dtype=torch.float64), []
+    exact, sending, computing = torch.zeros(1, dtype=torch.float64), [], 0.0
     begin = time.monotonic()
     for kind, i in order:
         step = 1 if kind == "F" else -1
@@ -64,12 +65,12 @@ def run(seconds: float) -> tuple[float, float, float]:
             exact = torch.maximum(exact, arrived)
         length = seconds if kind == "F" else 2 * seconds
         time.sleep(length)
-        exact = exact + length
+        exact, computing = exact + length, computing + length
         if 0 <= rank + step < p:
             sending.append((dist.isend(exact, rank + step, tag=2 * i + (kind == "B")), exact))
     for work, _ in sending:
         work.wait()
-    return begin, time.monotonic(), exact.item()
+    return begin, time.monotonic(), exact.item(), computing
 
 
 def main() -> None:
@@ -87,15 +88,16 @@ def main() -> None:
         dist.barrier()
         spans: list = [None] * 4
         dist.all_gather_object(spans, run(LAYER * costs[rank]))
-        length = max(end for _, end, _ in spans) - min(begin for begin, _, _ in spans)
-        exact = max(end for _, _, end in spans) / LAYER
+        begins, ends, exact_ends, computing = zip(*spans, strict=True)
+        length, exact = max(ends) - min(begins), max(exact_ends) / LAYER
         early = predict(costs) - exact
         assert early > 1 if name == "slow first" else abs(early) < 1e-6
         assert length > 0.999 * LAYER * exact  # a sleep is never too short
         lengths[name] = length
         if rank == 0:
-            predicted, busy = LAYER * predict(costs), 3 * M * sum(costs) * LAYER / (4 * length)
-            assert busy <= 1
+            predicted, busy = LAYER * predict(costs), sum(computing) / (4 * length)
+            # F and B of all layers and micro-batches; no rank computes for the whole time
+            assert abs(sum(computing) - 3 * M * sum(costs) * LAYER) < 1e-6 and busy <= 1
             shown = " ".join(f"{cost:g}" for cost in costs)
             print(f"{name:10}  cost of the stages {shown}: ", end="")
             print(f"formula {1e3 * predicted:.0f} ms, ", end="")

@@ -39,9 +39,10 @@ def step(mesh) -> torch.Tensor:
         up, down = torch.randn(H, 4 * H) / H**0.5, torch.randn(4 * H, H) / (4 * H) ** 0.5
         part = F.gelu(x @ up.chunk(2, dim=1)[tp]) @ down.chunk(2, dim=0)[tp]
         x = x + all_reduce(part, mesh, "tp")  # in forward; backward has one more of this size
-        all_reduce(torch.empty_like(part), mesh, "tp")
-        gradients = torch.empty(up.numel() // 2 + down.numel() // 2)
-        all_reduce(gradients, mesh, "dp")
+        # the values show that the two ranks of the right group, 0 and 1, were added
+        assert all_reduce(torch.full_like(part, tp), mesh, "tp").eq(0 + 1).all()
+        gradients = torch.full((up.numel() // 2 + down.numel() // 2,), float(dp))
+        assert all_reduce(gradients, mesh, "dp").eq(0 + 1).all()
     parts = [torch.empty_like(x) for _ in range(2)]
     dist.all_gather(parts, x, group=mesh["dp"].get_group())
     return torch.cat(parts)
