@@ -132,12 +132,18 @@ ANSWERS = """async ([url, name, cases]) => {
 }"""
 
 
-def call_javascript(page: Page, site_url: str, name: str, function: str, cases: list) -> list:
-    """Return the results of a function of an instrument's module for all cases."""
+def open_module(page: Page, site_url: str, name: str) -> str:
+    """Open the module of an instrument as a text, so that its page is not drawn; return the URL."""
     url = f"{site_url}assets/instruments/{name}.js"
     if page.url != url:
         page.route("**/favicon.ico", lambda route: route.fulfill(status=204))
         page.goto(url)  # a page of the same origin that draws nothing
+    return url
+
+
+def call_javascript(page: Page, site_url: str, name: str, function: str, cases: list) -> list:
+    """Return the results of a function of an instrument's module for all cases."""
+    url = open_module(page, site_url, name)
     answers = page.evaluate(ANSWERS, [url, function, json.dumps(cases, allow_nan=False)])
     return json.loads(answers)
 
@@ -648,11 +654,12 @@ RESTART = """async ([name, queries]) => {
   const go = History.prototype.replaceState.bind(history)
   history.replaceState = () => {} // the previous instrument may still change the address
   const shown = []
-  for (const [i, query] of queries.entries()) {
+  for (const query of queries) {
     const place = first.cloneNode(true)
     document.getElementById(name).replaceWith(place)
     go(null, "", `?${query}`)
-    await import(`${src}?${i}`)
+    globalThis.restarts = (globalThis.restarts ?? 0) + 1 // a new URL, so that the module runs again
+    await import(`${src}?${restarts}`)
     while (!place.matches("[data-ready]:not([aria-busy])")) await new Promise(requestAnimationFrame)
     shown.push(await look(place))
   }
@@ -719,18 +726,6 @@ def test_a_link_shows_the_settings_in_its_address(
             assert set(parse_qsl(query)) <= set(parse_qsl(urlsplit(link).query)), (name, query)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_invalid_addresses_show_the_default_settings(
-    page: Page, site_url: str, name: str
-) -> None:
-    shown = open_instrument(page, site_url, name).inner_text(f"#{name} .instrument-facts")
-    names = page.locator(f"#{name} :is(input, select)").evaluate_all(
-        f"all => all.map(each => each.id.slice({len(name) + 1}))"
-    )
-    query = "&".join(f"{each}=no" for each in names)
-    assert page.evaluate(STATES, [name, [query]])[0][1] == shown
-
-
 # Returns how far the visible content has moved while the page loaded.
 LAYOUT_SHIFT = """() => new Promise(resolve => {
   let moved = 0
@@ -763,6 +758,49 @@ WIDTH_AT_MAXIMUM = """controls => controls.map(each => {
 })"""
 
 
+# Focuses all visible controls, and returns those that are covered. Returns also where the header
+# and the picture end.
+COVERED = """name => {
+  const [header, stage, status] = [".md-header", `#${name} .instrument-stage`,
+    `#${name} .instrument-status`].map(each => document.querySelector(each))
+  const bounds = each => each.getBoundingClientRect(), covered = []
+  const narrow = getComputedStyle(status).position === "sticky"
+  const controls = ":is(input, select, button, summary)"
+  const all = document.querySelectorAll(`#${name} .instrument-work ${controls}`)
+  for (const each of all) {
+    if (stage.contains(each) || each.disabled || !each.checkVisibility()) continue
+    each.focus()
+    const { top, bottom } = bounds(each)
+    const end = narrow ? bounds(status).top : innerHeight
+    const free = bounds(stage).bottom <= top + 1 && bottom <= end + 1
+    if (!free) covered.push(each.id || each.textContent)
+  }
+  return [covered, bounds(header).bottom, bounds(stage).bottom]
+}"""
+
+
+def assert_picture_stays_in_view(page: Page, name: str, width: int, height: int) -> None:
+    """Assert that the picture stays in a window of this size, and covers no control."""
+    page.set_viewport_size({"width": width, "height": height})
+    unfold(page, name)
+    covered, top, bottom = page.evaluate(COVERED, name)
+    assert top < bottom - 100  # the picture is still in view
+    assert bottom - top <= (0.46 if width == 390 else 0.62) * height
+    assert not covered
+    if width == 390:
+        position, start, end = page.locator(f"#{name} [role=status]").evaluate(
+            "each => [getComputedStyle(each).position, each.getBoundingClientRect().top, "
+            "each.getBoundingClientRect().bottom]"
+        )
+        free = height - bottom - (end - start)  # between the picture and a sentence that stays
+        if abs(free - height / 2) > 2:
+            assert position == ("sticky" if free > height / 2 else "static")
+        assert position == "sticky" or name not in ("memory", "planner")
+        if position == "sticky":
+            assert end <= height + 1 and start - bottom >= height / 2 - 1
+        assert not page.locator(".md-top").is_visible()
+
+
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("width", [390, 1440])
 def test_a_page_fits_its_window_does_not_shift_and_can_be_printed(
@@ -774,6 +812,8 @@ def test_a_page_fits_its_window_does_not_shift_and_can_be_printed(
     assert page.evaluate(LAYOUT_SHIFT) < 0.02
     drawing = page.locator(f"#{name} svg")
     assert drawing.evaluate_all(OVERLAPPING) == []
+    assert_picture_stays_in_view(page, name, *((390, 844) if width == 390 else (1280, 720)))
+    page.set_viewport_size({"width": width, "height": 900})
     controls = page.locator(f"#{name} :is(select, input[type=range])")
     assert max(controls.evaluate_all(WIDTH_AT_MAXIMUM)) <= width
     wait_for_answer(page, name)
@@ -867,53 +907,6 @@ def test_text_in_bars_has_enough_contrast(page: Page, site_url: str, name: str) 
         assert not [each for each in found if each[0] < 4.5], colours
 
 
-# Focuses all visible controls, and returns those that are covered. Returns also where the header
-# and the picture end.
-COVERED = """name => {
-  const [header, stage, status] = [".md-header", `#${name} .instrument-stage`,
-    `#${name} .instrument-status`].map(each => document.querySelector(each))
-  const bounds = each => each.getBoundingClientRect(), covered = []
-  const narrow = getComputedStyle(status).position === "sticky"
-  const controls = ":is(input, select, button, summary)"
-  const all = document.querySelectorAll(`#${name} .instrument-work ${controls}`)
-  for (const each of all) {
-    if (stage.contains(each) || each.disabled || !each.checkVisibility()) continue
-    each.focus()
-    const { top, bottom } = bounds(each)
-    const end = narrow ? bounds(status).top : innerHeight
-    const free = bounds(stage).bottom <= top + 1 && bottom <= end + 1
-    if (!free) covered.push(each.id || each.textContent)
-  }
-  return [covered, bounds(header).bottom, bounds(stage).bottom]
-}"""
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize(("width", "height"), [(390, 844), (1280, 720)])
-def test_the_picture_stays_in_view_and_covers_no_control(
-    page: Page, site_url: str, name: str, width: int, height: int
-) -> None:
-    page.set_viewport_size({"width": width, "height": height})
-    open_instrument(page, site_url, name)
-    unfold(page, name)
-    covered, top, bottom = page.evaluate(COVERED, name)
-    assert top < bottom - 100  # the picture is still in view
-    assert bottom - top <= (0.46 if width == 390 else 0.62) * height
-    assert not covered
-    if width == 390:
-        position, start, end = page.locator(f"#{name} [role=status]").evaluate(
-            "each => [getComputedStyle(each).position, each.getBoundingClientRect().top, "
-            "each.getBoundingClientRect().bottom]"
-        )
-        free = height - bottom - (end - start)  # between the picture and a sentence that stays
-        if abs(free - height / 2) > 2:
-            assert position == ("sticky" if free > height / 2 else "static")
-        assert position == "sticky" or name not in ("memory", "planner")
-        if position == "sticky":
-            assert end <= height + 1 and start - bottom >= height / 2 - 1
-        assert not page.locator(".md-top").is_visible()
-
-
 # Returns the initial settings of a module.
 FIRST_SETTINGS = """async url => {
   const { controls } = await import(url), state = {}
@@ -985,8 +978,18 @@ PRESSED = f"""states => {{
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_preset_sets_all_values_and_the_address(page: Page, site_url: str, name: str) -> None:
+def test_presets_and_invalid_addresses_set_all_values(
+    page: Page, site_url: str, name: str
+) -> None:
+    """A preset sets all values and the address. Invalid values are replaced by the first ones.
+
+    Both are tested in one page, because its load costs more than these tests.
+    """
     open_instrument(page, site_url, name)
+    shown = page.inner_text(f"#{name} .instrument-facts")
+    names = page.locator(f"#{name} :is(input, select)").evaluate_all(
+        f"all => all.map(each => each.id.slice({len(name) + 1}))"
+    )
     presets = page.locator(f"#{name} .instrument-presets button")
     assert presets.all_inner_texts() == list(PRESETS[name])
     addresses = {}
@@ -1002,6 +1005,8 @@ def test_a_preset_sets_all_values_and_the_address(page: Page, site_url: str, nam
         settings = first | dict(parse_qsl(query))
         promised = dict(each.split("=") for each in PRESETS[name][words].split())
         assert {each: settings[each] for each in promised} == promised, words
+    query = "&".join(f"{each}=no" for each in names)
+    assert page.evaluate(STATES, [name, [query]])[0][1] == shown
 
 
 # Returns the name of each control of a module, and its values with the initial settings.
@@ -1021,8 +1026,8 @@ def test_the_build_knows_the_settings_of_an_instrument(
 ) -> None:
     from worldsize.site import instruments
 
-    open_instrument(page, site_url, name)
-    found = page.evaluate(CONTROLS, f"{site_url}assets/instruments/{name}.js")
+    url = open_module(page, site_url, name)  # the values do not depend on the page
+    found = page.evaluate(CONTROLS, url)
     assert {each for each, _ in found} == set(instruments.INSTRUMENTS[name]["parameters"])
     for parameter, values in found:
         for value in values:
