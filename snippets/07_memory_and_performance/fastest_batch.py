@@ -48,9 +48,12 @@ def step_seconds(batch: int) -> float:
     for _ in range(30):
         begin = time.perf_counter()
         optimizer.zero_grad()
-        torch.nn.functional.mse_loss(model(x), y).backward()
+        output = model(x)
+        torch.nn.functional.mse_loss(output, y).backward()
         optimizer.step()
         times.append(time.perf_counter() - begin)
+    assert output.shape == y.shape == (batch, 1)  # the time belongs to this batch
+    assert model.weight.grad.abs().max() > 0
     return min(times)
 
 
@@ -96,13 +99,13 @@ def main() -> None:
         return least * (1 + critical / b) * (fixed + each * b)
 
     print("batch   steps   step       samples/s     time to target   predicted")
-    totals = []
-    for b, k, t in zip(BATCHES, counts, seconds, strict=True):
-        totals.append(k * t)
+    totals = [k * t for k, t in zip(counts, seconds, strict=True)]
+    for b, k, t, total in zip(BATCHES, counts, seconds, totals, strict=True):
+        assert round(total / t) == k
         assert abs(least * (1 + critical / b) / k - 1) < 0.4, (b, k)
         print(
             f"{b:5}   ≈{k:4}   ≈{1e6 * t:4.0f} µs   ≈{b / t / 1e6:6.2f} M     "
-            f"≈{1e3 * k * t:6.1f} ms        ≈{1e3 * predict(b):.1f} ms"
+            f"≈{1e3 * total:6.1f} ms        ≈{1e3 * predict(b):.1f} ms"
         )
     print(
         f"fastest of these: ≈{BATCHES[totals.index(min(totals))]}, "
