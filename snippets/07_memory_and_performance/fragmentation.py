@@ -9,6 +9,7 @@ Look at the column "smallest memory that is enough": every row needs less than t
 
 import weakref
 from collections.abc import Callable, Iterator
+from itertools import accumulate
 
 import torch
 from torch import nn
@@ -212,7 +213,7 @@ def main() -> None:
     print(f"{STEPS} steps, lengths {min(lengths)} to {max(lengths)}; MiB")
     print("                           peak of     reserved, without   smallest memory")
     print("                           allocated   a limit             that is enough")
-    needs, wasted = {}, {}
+    needs, wasted, largest = {}, {}, {}
     for name, make, steps in (
         ("as it is", Segments, mixed),
         ("nothing kept of a step", Segments, list(training(lengths, keep=False))),
@@ -224,11 +225,17 @@ def main() -> None:
         allocated, reserved = replay(make(2**50), steps)
         needs[name] = smallest(make, steps)
         wasted[name] = needs[name] - allocated
+        largest[name] = max(accumulate(size for step in steps for _, size in step))
+        assert largest[name] <= allocated <= min(1.04 * largest[name], needs[name], reserved)
         cells = (f"≈{size / MIB:.0f}" for size in (allocated, reserved, needs[name]))
         print(
             f"{name:27}"
             + "".join(f"{cell:<12}" + "    " * (i > 0) for i, cell in enumerate(cells))
         )
+    # only the setting differs; the longest text comes once, or in every step
+    assert largest["max_split_size_mb:32"] == largest["expandable_segments:True"]
+    assert largest["max_split_size_mb:32"] == largest["as it is"] > largest["longest first"]
+    assert largest["padded to the longest"] == max(largest.values())
     assert max(list(needs.values())[1:]) < needs["as it is"]  # each of the five helps
     assert wasted["nothing kept of a step"] < wasted["as it is"] / 2  # kept tensors waste most
     plain, unsplit = Segments(needs["as it is"]), Segments(needs["as it is"], 32 * MIB)

@@ -58,9 +58,13 @@ def require_grad(_module: nn.Module, _inputs: tuple, output: torch.Tensor) -> No
 # --8<-- [end:fix]
 
 
-def train(reentrant: bool | None, train_head: bool, hook: bool) -> tuple[str, bool, list]:
-    """The error of backward, whether checkpoint warned, and the gradients of the adapters."""
-    model = Model(train_head)
+def train(reentrant: bool | None, train_head: bool, hook: bool) -> tuple:
+    """The error of backward, whether checkpoint warned, the gradients of the adapters, modes.
+
+    The modes are one bool for each run of the first layer: whether autograd recorded the run.
+    """
+    model, modes = Model(train_head), []
+    model.layers[0].register_forward_pre_hook(lambda *_: modes.append(torch.is_grad_enabled()))
     if hook:
         model.embedding.register_forward_hook(require_grad)
     words = torch.arange(WORDS)
@@ -73,7 +77,8 @@ def train(reentrant: bool | None, train_head: bool, hook: bool) -> tuple[str, bo
     except RuntimeError as error:
         said = f"RuntimeError: {error}"
     warned = any("None of the inputs have requires_grad=True" in str(w.message) for w in caught)
-    return said, warned, [p.grad for layer in model.layers for p in layer.adapter.parameters()]
+    grads = [p.grad for layer in model.layers for p in layer.adapter.parameters()]
+    return said, warned, grads, modes
 
 
 def main() -> None:
@@ -83,20 +88,22 @@ def main() -> None:
         "use_reentrant=False": (False, False),
     }
     for train_head in (False, True):
-        said, _, truth = train(None, train_head, hook=False)
+        said, _, truth, modes = train(None, train_head, hook=False)
+        assert modes == [True]  # without checkpointing, the layer runs once
         assert said == "none" and all(grad.abs().max() > 0 for grad in truth)
         print("adapters and head are trained:" if train_head else "only adapters are trained:")
         for title, (reentrant, hook) in ways.items():
-            said, warned, grads = train(reentrant, train_head, hook)
+            said, warned, grads, modes = train(reentrant, train_head, hook)
             missing = sum(grad is None for grad in grads)
             result = f"{missing} of {len(grads)} gradients are None" if missing else "equal"
             print(f"  {title:24}  error: {said}")
             print(f"  {'':24}  {'warning, ' if warned else ''}adapters: {result}")
             if title == "use_reentrant=True":
-                assert missing == len(grads) and warned
+                assert missing == len(grads) and warned and modes == [False]
                 assert said.startswith("RuntimeError: element 0") != train_head
             else:
                 assert said == "none" and not warned
+                assert modes == [not reentrant, True]  # backward runs the layer again
                 torch.testing.assert_close(grads, truth)
 
 

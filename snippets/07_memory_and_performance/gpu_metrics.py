@@ -137,6 +137,7 @@ class StandIn:
 
     NVML_CLOCK_SM, NVMLError = 1, RuntimeError
     uuids = ("GPU-a", "GPU-b")
+    reads = 0  # in each read the GPU is busier by 1%
 
     def nvmlInit(self) -> None: ...
 
@@ -144,7 +145,8 @@ class StandIn:
         return self.uuids.index(uuid)
 
     def nvmlDeviceGetUtilizationRates(self, gpu: int) -> SimpleNamespace:
-        return SimpleNamespace(gpu=(98, 100)[gpu], memory=40)
+        self.reads += 1
+        return SimpleNamespace(gpu=(95, 97)[gpu] + self.reads, memory=40)
 
     def nvmlDeviceGetMemoryInfo(self, gpu: int) -> SimpleNamespace:
         return SimpleNamespace(used=(3 << 29, 5 << 30)[gpu], total=80 << 30, free=75 << 30)
@@ -173,7 +175,8 @@ def main() -> None:
         assert [row["step"] for row in rows] == [1, 2, 3]
         assert rows[0]["loss"] > rows[1]["loss"] > rows[2]["loss"]
         for row in rows:
-            assert [row[name] for name in names] == values
+            busy = values[0] + row["step"] - 3  # each row has a reading of its own step
+            assert [row[name] for name in names] == [busy, *values[1:]]
     print("a stand-in's       GPU-a   GPU-b")
     for name, first, second in zip(names, *known.values(), strict=True):
         print(f"{name:16} {first:>7}   {second}")

@@ -100,6 +100,7 @@ def on_toy(way: str, side_late: bool = True) -> tuple[bool, bool, list[float]]:
     memory.free(x, main)  # Python drops x
     y = memory.malloc(main)
     main.launch(lambda: y.fill_(7))
+    assert not read  # the host has waited for no stream
     for stream in (main, side) if side_late else (side, main):
         stream.run(stream.launched)  # one stream runs early, the other late
     z = memory.malloc(main)

@@ -53,6 +53,10 @@ def back_to_back(length: float, gap: float, blocks: int, rate: float) -> list[Ke
 def main() -> None:
     spans = [(2, 5), (0, 3), (8, 12)]  # of [0, 10]: from 0 to 5, and from 8 to 10
     assert utilisation([Kernel(*span, 1, 0.0) for span in spans], 0, 10) == 0.7
+    partial = [Kernel(10, 14, 33, 2e-3 * PEAK), Kernel(15, 20, 66, 1e-3 * PEAK)]
+    by_hand = (0.9, (4 * 33 + 5 * 66) / 1320, 0.3)  # of the 10 ms, 1320 SM ms, 10e-3 * PEAK
+    for f, value in zip((utilisation, sm_activity, flops_share), by_hand, strict=True):
+        assert abs(f(partial, 10, 20) - value) < 1e-12
     timelines = {
         "one block in a loop": back_to_back(10, 0, 1, PEAK / SMS / 40),
         "copies, bound by memory": back_to_back(1, 0, 1056, 3350e9 / 12),
