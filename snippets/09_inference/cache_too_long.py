@@ -38,6 +38,13 @@ def main() -> None:
     shown("token 65, by embedding", lambda: table(torch.tensor([[64]])), IndexError)
     # --8<-- [end:failures]
     assert by_slice(1, 64).shape[1] == 0, "a sum with no rows has no rows"
+    assert by_slice(2, 63).shape[1] == 2, "the one row that is left serves both tokens"
+    for start, new in ((0, 64), (5, 3), (63, 1)):  # control: the first 64 tokens have rows
+        torch.manual_seed(start)
+        found = by_slice(new, start)
+        torch.manual_seed(start)
+        x = torch.randn(1, new, HIDDEN) + table(torch.arange(start, start + new))
+        torch.testing.assert_close(found, head(x))
 
     # --8<-- [start:fix]
     def position(start: int, new: int) -> torch.Tensor:

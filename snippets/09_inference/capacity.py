@@ -108,9 +108,14 @@ def main() -> None:
         assert p["step"] <= gap
         batch = min(p["by_memory"], p["by_gap"])
         stepped = simulated(sized, load, weight_bytes, efficiency, batch)
+        assert abs(p["served"] / stepped - 1) < 0.01, "the means do not describe the steps"
         worst = max(worst, abs(p["served"] / stepped - 1))
+        fewer = simulated(sized, load, weight_bytes, efficiency, batch // 2)
+        assert fewer < 0.95 * stepped, "half the sequences would serve as many requests"
     print(f"the same rows step by step: requests/s within {100 * worst:.1f}% of the formula")
-    assert worst < 0.01, "the means do not describe the steps"
+    for impossible in (replace(large, gpus=1), replace(large, multiplied=10 * 69.5e9)):
+        p = plan(impossible, Load(50, 2000, 300, 0.050), 2, efficiency)
+        assert p["copies"] == 0 and min(p["by_memory"], p["by_gap"]) < 1
     if efficiency == 0.5:
         assert gpus[0] < gpus[1] < gpus[2] > gpus[3], (
             "a tight limit needs more GPUs, 8-bit weights fewer"

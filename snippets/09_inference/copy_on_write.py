@@ -167,7 +167,8 @@ def main() -> None:
             assert right or (words == "without" and number < 3), "all but the last writer"
             wrong += not right
         copies = sum(sample.copies for sample in samples)
-        used = sum(users > 0 for users in pool.users)
+        used = 64 - len(pool.free)
+        assert used == sum(users > 0 for users in pool.users), "a block is lost"
         separate = 4 * -(-(30 + 12) // BLOCK)
         print(
             f"{words}: {used} blocks where four separate ones need {separate}; "
@@ -176,6 +177,11 @@ def main() -> None:
         assert wrong == 0 or words == "without"
         if words == "without":
             assert wrong == 3
+            lone = Sequence(SharedPool(model, 64), [], [])  # control: alone it is right
+            for each in prompt + answers[0]:
+                last = careless_extend(lone, [each]) if lone.ids else lone.extend([each])
+            alone = without_cache(model, prompt + answers[0])[-1]
+            torch.testing.assert_close(last, alone, rtol=0, atol=1e-4)
         else:  # the prompt's three full blocks once, and three blocks of each sample
             assert used == 3 + 4 * (6 - 3) and copies == 3
             assert all(pool.users[block] == 4 for block in first.table[:3])

@@ -58,16 +58,20 @@ def formula(new: int, seen: int) -> int:
 # --8<-- [end:cost]
 
 
-def measure(work, rounds: int) -> float:
+def measure(work, rounds: int) -> tuple[torch.Tensor, int, float]:
+    """Result and FLOPs of a first call, and the shortest time of `rounds` more."""
+    with FlopCounterMode(display=False) as counter:
+        result = work()
     times = []
-    for _ in range(rounds + 1):
+    for _ in range(rounds):
         begin = time.perf_counter()
         work()
         times.append(time.perf_counter() - begin)
-    return min(times[1:])
+    return result, counter.get_total_flops(), min(times)
 
 
 def draw(without: list[float], cached: list[float]) -> None:
+    assert without[-1] > 5 * cached[-1]
     plt.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "cost", "font.size": 12}
     figure, axes = plt.subplots(figsize=(7, 3.4))
     axes.loglog(POINTS, [1e3 * t for t in without], "o-", color="#c2410c")
@@ -103,26 +107,21 @@ def main() -> None:
         x = text[:, :s]
         past = [None] * LAYERS
         run(blocks, head, x[:, :-1], past)
-        counts, results = [], []
         works = (
             lambda x=x: run(blocks, head, x, [None] * LAYERS),
             lambda x=x, p=past: run(blocks, head, x[:, -1:], list(p)),
         )
-        for work in works:
-            with FlopCounterMode(display=False) as counter:
-                results.append(work())
-            counts.append(counter.get_total_flops())
-        torch.testing.assert_close(*results, rtol=1e-4, atol=1e-4)
-        assert counts == [formula(s, s), formula(1, s)]
         begin = time.perf_counter()
-        slow.append(measure(works[0], 3))
-        fast.append(measure(works[1], 15))
-        assert 3 * slow[-1] + 15 * fast[-1] < time.perf_counter() - begin  # one token's times
+        results, counts, times = zip(measure(works[0], 3), measure(works[1], 15), strict=True)
+        assert 3 * times[0] + 15 * times[1] < time.perf_counter() - begin  # one token's times
+        torch.testing.assert_close(*results, rtol=1e-4, atol=1e-4)
+        assert counts == (formula(s, s), formula(1, s))
+        slow.append(times[0])
+        fast.append(times[1])
         ratio = counts[0] / counts[1]
         print(f"{s:6} {counts[0] / 1e6:10.0f} {counts[1] / 1e6:9.1f} {ratio:7.0f}   "
               f"≈{1e3 * slow[-1]:6.1f} ms ≈{1e3 * fast[-1]:6.2f} ms")  # fmt: skip
     print("logits equal at every length; FLOPs equal the formula")
-    assert slow[-1] > 5 * fast[-1]
     draw(slow, fast)
 
 

@@ -28,16 +28,16 @@ def seconds(calls: dict[object, Callable[[], object]], rounds: int = 4) -> dict[
 
 
 class WeightsRead(TorchDispatchMode):
-    """Add up the bytes of the weights that enter a matrix product."""
+    """Add up the bytes of the weights that enter a matrix product or a sum."""
 
     def __init__(self, weights: torch.Tensor) -> None:
         super().__init__()
         self.storage, self.bytes = weights.untyped_storage().data_ptr(), 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func is torch.ops.aten.mm.default:
-            storage = args[1].untyped_storage().data_ptr()
-            self.bytes += args[1].nbytes if storage == self.storage else 0
+        if func in (torch.ops.aten.mm.default, torch.ops.aten.sum.default):
+            storage = args[-1].untyped_storage().data_ptr()
+            self.bytes += args[-1].nbytes if storage == self.storage else 0
         return func(*args, **(kwargs or {}))
 
 
@@ -61,14 +61,15 @@ def main() -> None:
     bandwidth, peak = weights.nbytes / took["read"], 2 * 1024**3 / took["product"]
     print(f"weights {weights.nbytes >> 20} MiB; reading ≈{bandwidth / 1e9:.1f} GB/s, "
           f"products ≈{peak / 1e9:.0f} GFLOP/s")  # fmt: skip
-    print(f"ridge ≈{peak / bandwidth:.0f} FLOPs per byte; a step has tokens/2 of them")
+    ridge = peak / bandwidth
+    print(f"ridge ≈{ridge:.0f} FLOPs per byte; a step has tokens/2 of them")
     print("tokens   estimate    measured     tokens/s")
-    estimate = {}
+    estimate, rate = {}, {}
     for tokens in (1, 4, 16, 64):
         reading, computing = weights.nbytes / bandwidth, 2 * tokens * weights.numel() / peak
-        estimate[tokens] = max(reading, computing)
+        estimate[tokens], rate[tokens] = max(reading, computing), tokens / took[tokens]
         print(f"{tokens:4}    ≈{1e3 * estimate[tokens]:4.0f} ms     "
-              f"≈{1e3 * took[tokens]:4.0f} ms      ≈{tokens / took[tokens]:.0f}")  # fmt: skip
+              f"≈{1e3 * took[tokens]:4.0f} ms      ≈{rate[tokens]:.0f}")  # fmt: skip
     # --8<-- [end:measure]
     many, alone = calls[64](), x[0]
     for layer in range(LAYERS):
@@ -79,13 +80,16 @@ def main() -> None:
         calls["product"]()
     assert abs(peak * took["product"] / counter.get_total_flops() - 1) < 1e-9
     # inside the calls that were timed: each step reads all weights once and adds up its FLOPs
-    for tokens in (1, 16):
+    for tokens in (1, 16, "read"):
         with FlopCounterMode(display=False) as counter, WeightsRead(weights) as read:
             calls[tokens]()
-        assert counter.get_total_flops() == 2 * tokens * weights.numel()
+        flops = 0 if tokens == "read" else 2 * tokens * weights.numel()
+        assert counter.get_total_flops() == flops
         assert read.bytes == weights.nbytes
+    for tokens, least in estimate.items():  # beyond the ridge, arithmetic takes longer
+        assert (least > took["read"]) == (tokens / 2 > ridge)
     print("a token's result does not depend on the other tokens of the step")
-    assert took[64] < 32 * took[1], "tokens in one step should share the reading"
+    assert rate[64] > 2 * rate[1], "tokens in one step should share the reading"
     assert estimate[1] > 0.1 * took[1], "one token should take about as long as reading"
     assert estimate[64] > estimate[1] and estimate[64] > 0.1 * took[64]
 
