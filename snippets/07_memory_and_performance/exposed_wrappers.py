@@ -129,7 +129,7 @@ def show(events: list[dict], seconds: float, on_cpu: bool) -> str:
     communication, computation = read(events)
     both = covered(computation + [span for spans in communication.values() for span in spans])
     print(f"  launched: {order}")
-    print(f"  computation ≈{1e3 * covered(computation):.2f} ms of ≈{1e3 * seconds:.2f} ms")
+    print(f"  step ≈{1e3 * seconds:.2f} ms, computation ≈{1e3 * covered(computation):.2f} ms")
     for name, letter in {"all_reduce": "r", "all_gather": "g", "reduce_scatter": "s"}.items():
         if count[letter]:
             [(calls, total, alone)] = [table.pop(each) for each in NAMES[name] if each in table]
