@@ -1,7 +1,7 @@
 // The map of all layouts of the planner, as snippets/planner/layout_map.py computes it, and layouts in words.
 import { fill, joined } from "./base.js"
 import { closedForm, GIB, memory, total } from "./layouts.js"
-import { called, fixed, fullestOf, neededWithin, timedLayouts } from "./timed_layouts.js"
+import { called, fixed, fullestOf, timedLayouts } from "./timed_layouts.js"
 
 // For each TP and PP, the fastest layout that fits. If no layout fits, the layout that needs the least memory.
 export const layoutMap = (s, gpus, sequence, batch, gpu) => {
@@ -12,8 +12,8 @@ export const layoutMap = (s, gpus, sequence, batch, gpu) => {
     const least = total(closedForm(s, layout, sequence, 0)), each = { layout, step, least }
     if (!(lean.get(cell)?.least <= least)) lean.set(cell, each)
     if (least > room) continue
-    const needed = neededWithin(s, layout, sequence, room)
-    if (needed <= room) best.set(cell, { ...each, needed })
+    each.needed = fullestOf(s, layout, sequence).needed
+    if (each.needed <= room) best.set(cell, each)
   }
   return [...lean.keys()].sort((a, b) => a - b).map(cell => {
     const { layout, step, needed } = best.get(cell) ?? lean.get(cell)

@@ -97,48 +97,29 @@ export const closedForm = (s, l, sequence, index) => {
 const UNIT = 512, UNITS = 2048 // in a MiB
 
 const allocator = () => {
-  // The free blocks of a pool. There are many of them, but they have few sizes. Therefore, each size has its own list, and
-  // the block with the smallest id is the last one of this list.
-  const pools = [[], []].map(lists => ({ sizes: [], lists }))
+  const pools = [[], []] // free blocks, by size and id
   let allocated = 0, peak = 0, top = 0, made = 0
 
   const block = (size, before, after, pool) => ({ size, id: ++made, before, after, free: true, pool })
-  const first = (length, found) => { // the first index for which the function returns true
-    let low = 0, high = length
+  const at = (free, size, id) => {
+    let low = 0, high = free.length
     while (low < high) {
-      const middle = (low + high) >> 1
-      if (found(middle)) high = middle
-      else low = middle + 1
+      const middle = (low + high) >> 1, each = free[middle]
+      if (each.size < size || each.size === size && each.id < id) low = middle + 1
+      else high = middle
     }
     return low
   }
-  const atLeast = ({ sizes }, size) => first(sizes.length, i => sizes[i] >= size)
   const put = each => {
-    const { sizes, lists } = pools[each.pool], { size, id } = each, i = atLeast(pools[each.pool], size)
-    if (sizes[i] === size) {
-      const list = lists[i]
-      if (list[list.length - 1].id > id) list.push(each)
-      else list.splice(first(list.length, k => list[k].id < id), 0, each)
-    } else {
-      sizes.splice(i, 0, size)
-      lists.splice(i, 0, [each])
-    }
-  }
-  const removeFrom = ({ sizes, lists }, i, id) => {
-    const list = lists[i]
-    if (list.length === 1) {
-      sizes.splice(i, 1)
-      lists.splice(i, 1)
-    } else if (list[list.length - 1].id === id) list.pop()
-    else list.splice(first(list.length, k => list[k].id <= id), 1)
+    const free = pools[each.pool]
+    free.splice(at(free, each.size, each.id), 0, each)
   }
 
   const make = asked => {
     const size = Math.max(1, Math.ceil(Math.floor(asked) / UNIT)), pool = size <= UNITS ? 0 : 1
-    const free = pools[pool], fits = atLeast(free, size)
+    const free = pools[pool], fits = at(free, size, -1)
     const segment = size >= 10 * UNITS ? Math.ceil(size / (2 * UNITS)) * 2 * UNITS : (pool ? 20 : 2) * UNITS
-    const taken = fits < free.sizes.length ? free.lists[fits].at(-1) : block(segment, null, null, pool)
-    if (fits < free.sizes.length) removeFrom(free, fits, taken.id)
+    const taken = fits < free.length ? free.splice(fits, 1)[0] : block(segment, null, null, pool)
     const rest = taken.size - size
     if (rest > (pool ? UNITS : 0)) {
       const other = block(rest, taken, taken.after, pool)
@@ -159,18 +140,14 @@ const allocator = () => {
       if (!each) continue
       allocated -= each.size
       each.free = true
-      const free = pools[each.pool], { before, after } = each
-      if (before?.free) {
-        removeFrom(free, atLeast(free, before.size), before.id)
-        each.size += before.size
-        each.before = before.before
-        if (each.before) each.before.after = each
-      }
-      if (after?.free) {
-        removeFrom(free, atLeast(free, after.size), after.id)
-        each.size += after.size
-        each.after = after.after
-        if (each.after) each.after.before = each
+      const free = pools[each.pool]
+      for (const [side, back] of [["before", "after"], ["after", "before"]]) {
+        const other = each[side]
+        if (!other?.free) continue
+        free.splice(at(free, other.size, other.id), 1)
+        each.size += other.size
+        each[side] = other[side]
+        if (other[side]) other[side][back] = each
       }
       put(each)
     }
@@ -185,8 +162,7 @@ const allocator = () => {
 
 // ---- memory.py: three steps of one rank under 1F1B; the bytes allocated at most
 
-// If the memory is already too small for a part of the steps, the other steps are left out.
-export const replay = (s, l, sequence, index, note = () => {}, room = Infinity) => {
+export const replay = (s, l, sequence, index, note = () => {}) => {
   const { make, drop, take, peak } = allocator(), t = l.tp, stage = stages(s, l.pp)[index]
   const ahead = Math.ceil(flying(l, index) - 1), tokens = l.micro_batch * sequence / l.cp
   const whole = 2 * tokens * s.hidden, x = whole / t, q = 2 * tokens * attentionWidth(s) / t
@@ -344,7 +320,6 @@ export const replay = (s, l, sequence, index, note = () => {}, room = Infinity) 
     for (let i = Math.min(l.micro_batches - ahead, 3); i > 0; i--) {
       queue.push(forward())
       backward(queue.shift())
-      if (withUnseen(peak()) > room) return peak()
     }
     queue.forEach(backward)
     if (step === 0) {

@@ -17,9 +17,8 @@ const search = (s, gpus, sequence, batch, gpu, wanted) => {
   const timed = timedLayouts(s, gpus, sequence, batch, gpu)
   const fit = [], rejected = [], room = memory.room * gpu.memory
   const weighed = each => (each.fullest = fullestOf(s, each.layout, sequence)).needed
-  for (const found of timed) {
+  for (const each of timed) {
     if (fit.length >= wanted) break
-    const each = { ...found }
     each.least = total(closedForm(s, each.layout, sequence, 0))
     if (each.least <= room) each.least = weighed(each)
     ;(each.least <= room ? fit : rejected).push(each)

@@ -35,41 +35,21 @@ const layouts = (s, gpus, sequence, batch, gpu) => {
   return made
 }
 
-// The stages that can be the fullest
-const someStages = (s, l) => [...new Set(s.layers % l.pp ? [0, 1, l.pp - 1] : [0, l.pp - 1])]
-
 export const fullestOf = (s, l, sequence) => {
-  const [stage, allocated] = someStages(s, l).map(i => [i, replay(s, l, sequence, i)])
+  const some = s.layers % l.pp ? [0, 1, l.pp - 1] : [0, l.pp - 1]
+  const [stage, allocated] = [...new Set(some)].map(i => [i, replay(s, l, sequence, i)])
     .sort((a, b) => b[1] - a[1])[0]
   const needed = withUnseen(allocated), parts = closedForm(s, l, sequence, stage)
   parts["temporary"] = Math.max(0, needed - total(parts))
   return { needed, parts, stage }
 }
 
-// The bytes that the fullest stage needs, if they fit into the memory. Otherwise infinity.
-export const neededWithin = (s, l, sequence, room) => {
-  let most = 0
-  for (const i of someStages(s, l)) {
-    most = Math.max(most, withUnseen(replay(s, l, sequence, i, undefined, room)))
-    if (most > room) return Infinity
-  }
-  return most
-}
-
 const again = ({ layout }) => recomputed.indexOf(layout.recompute)
 
-// All layouts, fastest first. The planner and its map ask for the same layouts, so the last answer is kept.
-let kept = {}
-
-export const timedLayouts = (s, gpus, sequence, batch, gpu) => {
-  const task = JSON.stringify([s, gpus, sequence, batch, gpu])
-  if (kept.task !== task) {
-    const timed = layouts(s, gpus, sequence, batch, gpu).map(layout => ({ layout, step: stepTime(s, layout, sequence, gpu) }))
-    timed.sort((a, b) => a.step.seconds - b.step.seconds || a.layout.zero - b.layout.zero || again(a) - again(b))
-    kept = { task, timed }
-  }
-  return kept.timed
-}
+// All layouts, fastest first.
+export const timedLayouts = (s, gpus, sequence, batch, gpu) => layouts(s, gpus, sequence, batch, gpu)
+  .map(layout => ({ layout, step: stepTime(s, layout, sequence, gpu) }))
+  .sort((a, b) => a.step.seconds - b.step.seconds || a.layout.zero - b.layout.zero || again(a) - again(b))
 
 export const called = l => `DP ${l.dp} PP ${l.pp}${l.virtual > 1 ? `×${l.virtual}` : ""} TP ${l.tp}${l.cp > 1 ? ` CP ${l.cp}` : ""}` +
   `${l.ep > 1 ? ` EP ${l.ep}` : ""} b ${l.micro_batch}${["", " ZeRO-1", " ZeRO-2", " FSDP"][l.zero]}${{ "": "", mlp: " recompute MLP", layer: " recompute" }[l.recompute]}`

@@ -22,10 +22,9 @@ from worldsize.model.program import Program
 from worldsize.model.transcript import Clocks, Command, Transcript
 
 PREFORK_LIMIT = 300.0  # seconds; the time limit of a forked command, to find its hang sooner
-EMULATOR = "cuda_on_cpu.py"
-# EMULATOR stores what it has compiled for every program in its folder for temporary files. The
-# name of this file contains a hash of the compiler, its options and the source.
-COMPILED_EMULATORS = "cuda_on_cpu-*.o"
+# The emulator of CUDA C++ stores what it has compiled for every program in its folder for temporary
+# files. The name of this file contains a hash of the compiler, its options and the source.
+COMPILED_EMULATORS = "*-*.o"
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,7 @@ def execute(
     with runner.empty_folder() as folder:
         stage_program(program, folder, source)
         run = RunResult(program, options.device, folder)
-        shares_emulator = program.path.name != EMULATOR and any(folder.rglob(EMULATOR))
+        shares_emulator = program.path.suffix == ".cu"
         own, shared = folder.parent / "tmp", Path(tempfile.gettempdir())
         if shares_emulator:
             _copy_emulators(shared, own)
@@ -108,8 +107,8 @@ def _copy_emulators(source: Path, target: Path) -> None:
     """Copy the compiled emulators that ``target`` does not have.
 
     Without this copy, every program in CUDA C++ would compile the emulator again. The folder
-    that the programs of a session share is new in each session. `cuda_on_cpu.py` itself gets
-    no copy, so its test shows that it compiles the emulator in an empty folder.
+    that the programs of a session share is new in each session. Only programs in CUDA C++ get a
+    copy, so the emulator's own test shows that it compiles in an empty folder.
     """
     for path in source.glob(COMPILED_EMULATORS):
         if not (target / path.name).exists():
