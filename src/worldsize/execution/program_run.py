@@ -22,8 +22,8 @@ from worldsize.model.program import Program
 from worldsize.model.transcript import Clocks, Command, Transcript
 
 PREFORK_LIMIT = 300.0  # seconds; the time limit of a forked command, to find its hang sooner
-# The emulator of CUDA C++ stores what it has compiled in its folder for temporary files. The name
-# of this file contains a hash of the compiler, its options and the source.
+# The emulator of CUDA C++ stores what it has compiled in its folder for temporary files. The
+# name of this file contains a hash of the compiler, its options and the source.
 COMPILED_EMULATORS = "*-*.o"
 
 
