@@ -87,7 +87,7 @@ def main() -> None:
         assert counter.get_total_flops() == flops
         assert read.bytes == weights.nbytes
     for tokens, least in estimate.items():  # beyond the ridge, arithmetic takes longer
-        assert (least > took["read"]) == (tokens / 2 > ridge)
+        assert (least > weights.nbytes / bandwidth) == (tokens / 2 > ridge)
     print("a token's result does not depend on the other tokens of the step")
     assert rate[64] > 2 * rate[1], "tokens in one step should share the reading"
     assert estimate[1] > 0.1 * took[1], "one token should take about as long as reading"

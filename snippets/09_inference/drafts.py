@@ -338,17 +338,27 @@ def main() -> None:
         cut = [text[: 24 + tokens] for text in texts]
         return cut, written / sum(steps), sum(checked) / sum(steps)
 
+    used: set[str] = set()
+    for name, module in (("Medusa heads", heads), ("chained head", chained)):
+        module.register_forward_hook(lambda *_, name=name: used.add(name))
     print("draft                checked a step   tokens a step")
     for words, draft in ways.items():
+        used.clear()
         texts, gain[words], checked = texts_by(draft)
         plain = plain or texts  # the first way is greedy decoding itself
         assert texts == plain, f"{words}: not the text of greedy decoding"
+        assert used == {words.removesuffix(", tree")} & {"Medusa heads", "chained head"}
         print(f"{words:18} {f'≈{checked:.1f}':>12}            ≈{gain[words]:.2f}")
+    whole = torch.tensor(plain)
+    best = head(model(whole[:, :-1])).argmax(-1)  # one pass, without a cache and without drafts
+    assert best[:, 23:].equal(whole[:, 24:]), "not the text of the model"
     print("each wrote the same 12 texts of 30 characters")
     assert gain["nothing"] == 1 < gain["n-grams"] < gain["table"] < gain["table, tree"]
     assert gain["Medusa heads"] < gain["chained head"], (
         "to see the last guess is worth something"
     )
+    for words in ("table", "Medusa heads", "chained head"):
+        assert gain[words] < gain[f"{words}, tree"], "a tree keeps more tokens than a chain"
     verifier.causal = True
     texts, _, _ = texts_by(ways["table, tree"])
     wrong = sum(text != right for text, right in zip(texts, plain, strict=True))

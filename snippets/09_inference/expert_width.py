@@ -173,6 +173,11 @@ def main() -> None:
     assert all(0.7 < row[0] < 1.4 for row in judged), (
         "half of the data sheet does not explain a published rate"
     )
+    for gpu, seconds in (  # with 16 bits attention waits for reading, with 8 for products
+        (H100, LAYERS * (LATENT + ROTARY) * 2 / H100.bandwidth),
+        (replace(H100, cached=1), ATTEND / H100.attention),
+    ):
+        assert math.isclose(step(gpu, 72, 10, 2000)["attention"], 20_000 * seconds)
     assert gains[32] < 0.85 and gains[64] < 1.1 < gains[128], "where overlap begins to pay"
 
 

@@ -4,6 +4,7 @@ The same five decisions are the sections of the page. The program checks that ea
 `Fleet` that a policy can change belongs to exactly one of them. Plain Python writes the SVG.
 """
 
+import textwrap
 from dataclasses import fields
 
 from fleet import Fleet
@@ -105,7 +106,8 @@ def main() -> None:
     assigned = [name for names in DECISIONS.values() for name in names] + NOT_A_DECISION
     assert sorted(assigned) == sorted(field.name for field in fields(Fleet))
     for number, (question, names) in enumerate(DECISIONS.items(), 1):
-        print(f"{number} {question:50} {len(names):2} fields of Fleet")
+        print(f"{number} {question}")
+        print(textwrap.indent(textwrap.fill(", ".join(names), 80), "    "))
 
 
 if __name__ == "__main__":

@@ -79,6 +79,12 @@ def outcome(engine, fraction: float, need: Need) -> str:
         gpu.allocate("the activations of a step", need.activations)
     except (GpuIsFull, ValueError, RuntimeError) as error:
         return str(error)
+    assert len(gpu.used) == 5, "a part was never allocated"
+    covered = gpu.used["weights"] + gpu.used["cache"]
+    if engine is vllm:
+        assert abs(covered + need.graphs + need.activations - fraction * 80) < 1e-9
+    else:
+        assert abs(covered - fraction * (80 - need.others)) < 1e-9
     return "serves"
 
 

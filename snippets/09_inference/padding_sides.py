@@ -77,6 +77,7 @@ def main() -> None:
     shares = scores.softmax(-1)[0, 0]
     nan = bool(shares[0].isnan().all())
     assert not shares[1:].isnan().any()
+    assert (shares[1:] @ (shares @ x[0, 0])).isnan().all(), "0 · NaN is NaN in the next layer"
     print(f"a row that sees nothing, softmaxed by hand: NaN {nan}")
     assert nan
     mixed = F.scaled_dot_product_attention(x, x, x, attn_mask=empty)[0, 0]

@@ -145,6 +145,9 @@ def main() -> None:
     assert first == ["French", ":", "good", "morning"], "the oldest leaf, not the shared edge"
     assert stored(root) == total - len(first)
     assert insert(root, PROMPTS[0].split(), 6) == common(PROMPTS[0].split(), PROMPTS[1].split())
+    part = PROMPTS[2].split()[:-2]  # it ends inside an edge, whose end is then not used
+    assert insert(root, part, 7) == len(part)
+    assert [evict(root) for _ in range(3)] == [["night"], [":", "..."], ["morning"]]
 
 
 if __name__ == "__main__":

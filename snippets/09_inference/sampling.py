@@ -129,9 +129,14 @@ def main() -> None:
     for keep, value in ((top_k, 5), (top_p, 0.9), (min_p, 0.1)):
         assert keep(two, value).equal(torch.stack([keep(row, value) for row in two]))
     torch.testing.assert_close(temperature(logits, 0.5).softmax(-1), p**2 / (p**2).sum())
+    tied = torch.tensor([1.0, 3.0, 1.0, 0.0])
+    assert (top_k(tied, 2) > -math.inf).tolist() == [True, True, True, False]
+    assert (top_p(tied, 0.0) > -math.inf).tolist() == [False, True, False, False]
     penalised, rest = repetition_penalty(logits, used, 1.3), torch.ones(24, dtype=torch.bool)
     rest[used] = False
     assert (penalised[used] < logits[used]).all() and penalised[rest].equal(logits[rest])
+    factors = [round(math.log(penalised[i] / logits[i], 1.3), 3) for i in used]
+    assert factors == [-1, -1, 1], "a positive logit is divided, a negative one multiplied"
     kept = p[top_p(logits, 0.9) > -math.inf]
     assert kept.sum() >= 0.9 > kept.sum() - kept.min()
     assert (min_p(logits, 0.1) > -math.inf).equal(p >= 0.1 * p.max())

@@ -8,7 +8,7 @@ factor of two. Time is simulated.
 import math
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 STEP, TOKEN, CONTEXT = 210e-6, 12e-6, 0.24e-6  # seconds; of context: each token
 SLOTS, REQUESTS, RATE = 16, 2000, 520
@@ -90,6 +90,8 @@ def main() -> None:
         serve(requests, policy)
         assert all(r.done == r.output for r in requests)
         latency = sorted(r.last - r.arrival for r in requests)
+        serve([first := replace(requests[0], done=0)], policy)
+        assert math.isclose(first.last - first.arrival, alone(first))
         slowdown = sorted((r.last - r.arrival) / alone(r) for r in requests)
         assert slowdown[0] > 1 - 1e-9, "a request is faster than alone"
         mean[name], worst[name] = sum(latency) / REQUESTS, latency[-1]

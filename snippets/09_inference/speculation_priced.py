@@ -120,6 +120,9 @@ def main() -> None:
             tried = [b for b in range(1, 3000) if speedup(draft, b, 500, cache_bytes) > 1]
             assert len(tried) == int(min(limit, 2999))
 
+    useless = Draft("as large as the target", 4, TARGET, TARGET, CACHE, 5, 3.0)
+    assert pays_up_to(useless, 500, 2) == 0 and speedup(useless, 1, 500, 2) < 1
+
     rates, chain = {}, DRAFTS[-3]
     most = max(b for b in range(1, 3000) if overlapped(chain, b, 500) > 1)
     gain, tree = (overlapped(draft, 64, 500) for draft in DRAFTS[-3:-1])
