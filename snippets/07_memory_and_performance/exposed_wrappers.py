@@ -11,9 +11,11 @@ line `launched` shows the order in which the host of rank 0 launches its work in
 import json
 import os
 import sys
+import tempfile
 import time
 from collections import Counter
 from math import prod
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -99,9 +101,9 @@ def record_step(model: nn.Module, device: torch.device) -> tuple[list[dict], flo
     assert loss < 0.97 * first
     events = []
     if dist.get_rank() == 0:
-        profiler.export_chrome_trace("trace.json")
-        with open("trace.json") as file:
-            events = json.load(file)["traceEvents"]
+        with tempfile.TemporaryDirectory() as folder:
+            profiler.export_chrome_trace(f"{folder}/trace.json")
+            events = json.loads(Path(folder, "trace.json").read_text())["traceEvents"]
     return events, seconds, loss
 
 
