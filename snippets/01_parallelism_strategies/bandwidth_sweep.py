@@ -54,14 +54,15 @@ def prepare(name: str, whole: torch.Tensor) -> tuple[Callable[[], object], torch
 
 
 def checked(name: str, whole: torch.Tensor) -> Callable[[], object]:
-    """Return the call to time, after its result was compared with the definition.
+    """Run the call once, compare its result with the definition, and return the call.
 
     Every rank starts with different numbers of both signs, so a sum differs from a maximum. If
     the output is a separate tensor, it starts with NaN. A call that does nothing then fails.
     """
     n, rank = dist.get_world_size(), dist.get_rank()
     place = torch.arange(n, device=whole.device) + 1.0
-    inputs = [(-1.0) ** r * (r + 1) ** 2 * place for r in range(n)]  # a number for each chunk
+    # for each rank, the number in each of its chunks
+    inputs = [(-1.0) ** r * (r + 1) ** 2 * place for r in range(n)]
     whole.view(n, -1).copy_(inputs[rank][:, None])
     call, result = prepare(name, whole)
     if name in ("reduce_scatter", "all_gather", "all_to_all"):
@@ -76,10 +77,10 @@ def checked(name: str, whole: torch.Tensor) -> Callable[[], object]:
         "broadcast": inputs[0],
         "reduce": total,
     }[name]
-    if name != "reduce" or rank == 0:  # undefined on the other ranks
+    if name != "reduce" or rank == 0:  # other ranks have no defined result
         equal = result.view(len(expected), -1) == expected[:, None]
         assert equal.all(), f"{name} on rank {rank}: {result} does not consist of {expected}"
-    whole.zero_()  # repeated sums of zeros do not overflow
+    whole.zero_()  # unlike other sums, sums of zeros never overflow
     return call
 
 

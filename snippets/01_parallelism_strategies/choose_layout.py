@@ -126,7 +126,7 @@ def layouts(model: Model, gpus: int) -> Iterator[Layout]:
             dp = gpus // (tp * pp)
             if dp == 0 or gpus % (tp * pp) or pp > model.layers:
                 continue
-            if model.batch % dp:  # rule 2: no more replicas than sequences in the batch
+            if model.batch % dp:  # rule 2: every replica gets the same number of sequences
                 continue
             for shards in ("nothing", "optimizer", "everything"):
                 # rule 3: PP with ZeRO-1. FSDP would gather every stage for each micro-batch
@@ -236,7 +236,7 @@ def check_rules() -> None:
 
     assert seconds("everything", 16) == 2 * seconds("everything", 8)
     assert seconds("optimizer", 16) < 2 * seconds("optimizer", 8)
-    # rules 1, 2 and 3, and all 64 GPUs are used
+    # all layouts obey the three rules, and use all 64 GPUs
     for x in layouts(replace(model, batch=24), 64):
         assert x.tp <= 8 and 24 % x.dp == 0 and x.tp * x.pp * x.dp == 64
         assert x.shards != "everything" or x.pp == 1

@@ -147,6 +147,7 @@ def main() -> None:
         busiest = Fraction(max(chunks), N)
         print(f"  {name:26}{chunks!s:16}busiest {float(busiest):.2f} S, {len(steps)} steps")
         assert name not in factors or busiest == factors[name]
+        # around the ring, a rank sends only to the next rank
         hops = {(target - source) % N for sends in steps for source, target, _ in sends}
         assert hops == ({1, 2, 3} if name in ("all-to-all", [*played][-1]) else {1}), name
     ring, through = (chunks_of(played[name]) for name in ("all-reduce", [*played][-1]))

@@ -66,7 +66,10 @@ class Weights:
         return [self.send(i, whole) for i, whole in enumerate(gathered)]
 
     def abort(self) -> None:
-        """Since NCCL 2.31, no rank can destroy a group that another rank has aborted."""
+        """Abort the groups of this rank, because another rank may have aborted them.
+
+        Since NCCL 2.31, no rank can destroy a group that another rank has aborted.
+        """
         for group in (self.trainers, self.transfer):
             if isinstance(group, dist.ProcessGroup):  # this rank is a member
                 group.abort()

@@ -141,7 +141,7 @@ OLD_DATA, NEW_DATA = serialize(OLD), serialize(NEW)
 
 
 def check_fsync() -> None:
-    """The new file is synced once, when it is complete and has not yet its final name."""
+    """The new file is synced once, when it is complete and before it gets its final name."""
     CHECKPOINT.write_bytes(OLD_DATA)
     synced = []
     with mock.patch("os.fsync", lambda file: synced.append((os.fstat(file).st_size, load()))):

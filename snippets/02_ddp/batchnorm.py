@@ -148,7 +148,7 @@ def main() -> None:
         check(DDP(make_model(SynchronizedBatchNorm, device)))
     assert spy.call_count == 2 * STEPS  # one in each forward, and one in each backward
 
-    # under autocast the input of the layer is bf16, but its sums must not be
+    # under autocast the input of the layer is bf16, but its sums must be fp32
     short, reference = SynchronizedBatchNorm(4).to(device), nn.BatchNorm1d(4).to(device)
     x = whole[0][0].bfloat16()
     exact = reference(x.float()).tensor_split(n)[rank]

@@ -203,7 +203,7 @@ def main() -> None:
         except RuntimeError as error:
             assert message in str(error)
         else:
-            raise AssertionError(f"no error: {message}")
+            raise AssertionError(f"this error was not raised: {message}")
     ddp.wait()  # for the sums of the first backward
     if rank == 0:
         print(f"all-reduces per step: naive {launched_naive}, in buckets {counter.call_count}")

@@ -77,7 +77,8 @@ def measure(device: torch.device, epochs: int, steps: int, stall: bool, **option
     loader = DataLoader(data, BATCH, sampler=sampler, pin_memory=accelerated, **options)
     model = DDP(nn.Linear(32, 1).to(device))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
-    readers, stalled = set(), 0  # the processes that have read a sample, and the slow samples
+    # the processes that have read a sample, and the number of slow samples
+    readers, stalled = set(), 0
     # --8<-- [start:loop]
     for epoch in range(epochs):
         sampler.set_epoch(epoch)

@@ -91,7 +91,7 @@ def train_alone(seed: int, dtype: torch.dtype, device: torch.device) -> torch.Te
 
 
 def different_on_ranks(tensor: torch.Tensor, device: torch.device) -> int:
-    """Return how many of the ranks' tensors are different: 1 if all are equal."""
+    """Return the number of distinct tensors on the ranks, which is 1 if all are equal."""
     tensor = tensor.to(device)
     everyones = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
     dist.all_gather(everyones, tensor)

@@ -157,7 +157,7 @@ def main() -> None:
         except RuntimeError as error:
             assert message in str(error)
         else:
-            raise AssertionError(f"no error: {message}")
+            raise AssertionError(f"this error was not raised: {message}")
     for work in ddp.in_flight.values():
         work.wait()
     if rank == 0:

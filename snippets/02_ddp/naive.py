@@ -115,7 +115,7 @@ def main() -> None:
     except RuntimeError as error:
         assert str(error).endswith("for 2.bias")
     else:
-        raise AssertionError("a missing gradient is no error")
+        raise AssertionError("a missing gradient did not raise an error")
     if rank == 0:
         print(f"{counter.call_count} all-reduces per step, one for each parameter tensor")
         print(f"world size {n}, parameters after {STEPS} steps: equal to one process")

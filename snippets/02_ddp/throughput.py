@@ -161,7 +161,11 @@ def check_clock() -> None:
 
     def noted(owner: object, name: str) -> mock._patch:
         call = getattr(owner, name)
-        note = lambda *arguments: (events.append(name), call(*arguments))[1]  # noqa: E731
+
+        def note(*arguments: object) -> object:
+            events.append(name)
+            return call(*arguments)
+
         return mock.patch.object(owner, name, note)
 
     run = trainer(model, torch.ones(1, 2))

@@ -100,7 +100,7 @@ def main() -> int:
             shown = ", ".join("equal" if e < 1e-5 else f"off by ≈{e:.0%}" for e in errors)
             print(f"rotation {rotation}, mask {mask}: ranks 0 to {n - 1}: {shown}", flush=True)
     for one, other in combinations(outputs, 2):
-        assert torch.allclose(one, other) == (rank == 0)  # the cases compute different things
+        assert torch.allclose(one, other) == (rank == 0)  # only rank 0 has true local positions
     dist.barrier()  # rank 0 has printed before a rank exits with an error
     return int(wrong)
 

@@ -181,7 +181,7 @@ def main() -> None:
     for u in (d for d in range(1, n + 1) if n % d == 0):
         r = n // u
         mesh = init_device_mesh(device.type, (r, u), mesh_dim_names=("ring", "ulysses"))
-        node = list(range(rank // u * u, rank // u * u + u))  # neighbours use the all-to-all
+        node = list(range(rank // u * u, rank // u * u + u))  # the ranks of an all-to-all
         assert dist.get_process_group_ranks(mesh["ulysses"].get_group()) == node
         ours = [x.detach().chunk(n, dim=2)[rank].clone().requires_grad_() for x in whole]
         sent = exchanged = 0

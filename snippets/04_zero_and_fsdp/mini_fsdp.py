@@ -309,7 +309,7 @@ def check_mistakes(fsdp: MiniFSDP, state: dict[str, torch.Tensor]) -> None:
         except RuntimeError as error:
             assert message in str(error), error
         else:
-            raise AssertionError(f"no error: {message}")
+            raise AssertionError(f"this error was not raised: {message}")
 
 
 def main() -> None:

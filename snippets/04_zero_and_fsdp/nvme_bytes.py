@@ -119,7 +119,7 @@ def main() -> None:
         place = {"device": "nvme", "nvme_path": folder, "pin_memory": device.type != "cpu"}
         nvme = {"offload_optimizer": place}
         small = run_steps(128, nvme, device, moved)
-        assert moved["offloads"]  # its 0 bytes are DeepSpeed's decision
+        assert moved["offloads"]  # so DeepSpeed itself decides to move 0 bytes
         in_memory = run_steps(512, {}, device, moved)
         assert not moved["offloads"]
         rows = run_steps(512, nvme, device, moved)

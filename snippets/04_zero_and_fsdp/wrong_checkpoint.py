@@ -46,7 +46,10 @@ def sharded(device: torch.device, gated: bool = False) -> nn.Module:
 
 
 def missing_keys(wanted: dict[str, dict], new_layer: str) -> list[str]:
-    """Return the keys that the checkpoint does not have. They must be of the new layer."""
+    """Return the wanted keys that the checkpoint does not contain.
+
+    Raise KeyError if one of them is not a key of the new layer.
+    """
     saved = dcp.FileSystemReader("checkpoint").read_metadata().state_dict_metadata
     missing = [key for key in wanted["model"] if f"model.{key}" not in saved]
     if not all(key.startswith(new_layer) for key in missing):

@@ -166,7 +166,7 @@ def main() -> None:
     except RuntimeError as error:
         assert "no gradient" in str(error)
     else:
-        raise AssertionError("a missing gradient is no error")
+        raise AssertionError("a missing gradient did not raise an error")
     if rank == 0:
         print(f"N = {n}, Ψ = {psi:,}; after {STEPS} steps of Adam all three models are equal")
         print("moments on rank 0, and elements that a rank sends in a step, in units of Ψ:")
