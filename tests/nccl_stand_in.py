@@ -36,7 +36,7 @@ from torch.utils._pytree import tree_leaves
 
 RANKS = 4
 GPU = torch.device("cuda", 0)
-PATIENCE, LAST_CALL = 4.0, 3.0  # seconds; long, because the machine may be busy
+ALL_REDUCE_LIMIT, LAST_CALL = 4.0, 3.0  # seconds; long, because the machine may be busy
 LIMIT = 60.0  # seconds after which a rank prints its line and ends
 BARRIER = 6.0  # this limit is for ncclCommDestroy
 DUMP = faulthandler.dump_traceback_later
@@ -206,7 +206,7 @@ def run_rank(rank: int, port: int, program: str, case: list[str]) -> None:
     os.environ.update({name: str(value) for name, value in variables.items()})
     nccl, gpu = Nccl(case), Gpu()
     main = runpy.run_path(program, run_name="stand-in")["main"]
-    main.__globals__["PATIENCE"] = PATIENCE
+    main.__globals__["ALL_REDUCE_LIMIT"] = ALL_REDUCE_LIMIT
     main.__globals__["members"].__defaults__ = (LAST_CALL,)
     c10d.ProcessGroupGloo.supports_shrinking = True
     c10d.ProcessGroupGloo.shrink = lambda *arguments: nccl.shrink(*arguments)

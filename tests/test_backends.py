@@ -237,8 +237,8 @@ def test_ranks_leave_a_group_of_nccl_with_shrink_and_with_abort() -> None:
     run = subprocess.run(script, check=True, stdout=subprocess.PIPE, text=True)
     results = json.loads(run.stdout)
     by_abort = results["old --way=abort"]["outputs"][0]
-    raises = "its wait() raises DistBackendError"
-    returns = "its wait() returns, but the sum is not complete"
+    raises = "wait() of this all-reduce raises DistBackendError"
+    returns = "wait() of this all-reduce returns, but the sum is not complete"
     assert returns in by_abort
     assert results["new --way=abort barrier"]["outputs"][0] == by_abort.replace(returns, raises)
     by_shrink = results["old"]["outputs"]

@@ -97,9 +97,8 @@ def main() -> None:
     places = [(r, c) for r in range(ROWS) for c in range(COLUMNS)]
     for (_, rows, columns, *_), count in zip(KINDS, counts, strict=True):
         sizes = Counter(group(*place, rows, columns) for place in places)
-        assert {*sizes.values()} == {
-            count
-        }  # every group has as many values as the coloured one
+        # every group has the same number of values as the coloured group
+        assert {*sizes.values()} == {count}
     assert counts == sorted(counts, reverse=True)  # from the largest group to the smallest
     with open("scale_groups.svg", "w", encoding="utf-8") as file:
         file.write("\n".join([*parts, "</svg>", ""]))

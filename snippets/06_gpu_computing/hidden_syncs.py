@@ -113,7 +113,7 @@ def main() -> None:
     with CountWaits() as counted:
         x.repeat_interleave(2)  # the host can compute the length
         x.repeat_interleave(counts, output_size=4)  # the caller gives the length
-        x[counts]  # as many rows as the index has integers
+        x[counts]  # the result has one row for each integer of the index
     assert counted.waits.total() == 0
 
     results, waits = {}, {}

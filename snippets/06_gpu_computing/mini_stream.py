@@ -175,12 +175,12 @@ def main() -> None:
     allocator.free(block, (stream,))
     stream.synchronize()
     assert allocator.allocate() is block  # reused as soon as the recorded stream has passed
-    other, passes = Stream(), Event()
-    other.wait_event(passes)
+    other, gate = Stream(), Event()
+    other.wait_event(gate)
     allocator.free(block, (stream, other))
     stream.synchronize()
-    assert allocator.allocate() is not block  # one of two recorded streams has not passed yet
-    passes.record(stream)
+    assert allocator.allocate() is not block  # `other` still waits for the gate
+    gate.record(stream)
     other.synchronize()
     assert allocator.allocate() is block
 

@@ -51,7 +51,7 @@ CPP = r"""
 #include <torch/csrc/stable/tensor.h>
 #include <algorithm>
 
-// Undefined limits are 0 here. The wheel promises Python 3.10, and torch 2.11, which is 2.0b
+// The wheel promises Python 3.10 and torch 2.11 (11 is 0x0b). A missing macro counts as 0.
 #if Py_LIMITED_API != 0x030a0000 || TORCH_TARGET_VERSION >> 48 != 0x020b
 #error "setup.py must set both limits, or the wheel does not work with every version"
 #endif
@@ -86,7 +86,7 @@ CUDA = r"""
 #include <cuda_runtime.h>
 
 #if TORCH_TARGET_VERSION >> 48 != 0x020b
-#error "setup.py must set the limit for nvcc, too"
+#error "setup.py must set TORCH_TARGET_VERSION for nvcc, too"
 #endif
 
 using torch::stable::Tensor;

@@ -114,7 +114,7 @@ def train(device: torch.device, graph: bool) -> tuple[list[float], float]:
         losses.append(step().clone())
     values = torch.stack(losses).tolist()  # the host waits only here
     seconds = (time.perf_counter() - begin) / STEPS
-    assert static.addresses() == addresses  # a graph would read the old ones
+    assert static.addresses() == addresses  # a graph always reads these addresses
     return values, seconds
 
 

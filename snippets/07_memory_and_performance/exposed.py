@@ -73,7 +73,7 @@ def exposed(events: list[dict]) -> dict[str, tuple[int, float, float]]:
 def check() -> None:
     """A made-up trace, as from gloo and as from a GPU; its microseconds are counted."""
     collectives = [("all_reduce", 10, 30), ("broadcast", 40, 60), ("all_reduce", 90, 100)]
-    # they overlap with calls before them, and one collective hides no other one
+    # These calls overlap with earlier calls. A collective never hides another collective.
     collectives += [("all_reduce", 24, 34), ("broadcast", 32, 37)]
     work = [(0, 12), (20, 25), (22, 28), (50, 95)]
     kernels = {"all_reduce": "AllReduce_Sum_f32_RING_LL(", "broadcast": "Broadcast_RING_LL("}

@@ -1,7 +1,7 @@
 """Which collectives can DDP and FSDP2 hide? Those that are launched before other computation.
 
 The program trains one model in four ways, with DDP and with FSDP2, and records a trace of one
-step of each. The functions of `exposed.py` compute the exposed time of each collective. The
+step of each way. The functions of `exposed.py` compute the exposed time of each collective. The
 line `launched` shows the order in which the host of rank 0 launches its work in this step:
 
     p  a matrix product      g  an all-gather          c  a copy of what was gathered
@@ -27,7 +27,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.profiler import ProfilerActivity, profile
 
 LAYERS, WIDTH, BATCH = 6, 512, 256
-MIB = 4 * WIDTH * WIDTH / 2**20  # of the weights of a layer, in float32
+MIB = 4 * WIDTH * WIDTH / 2**20  # the size of the weights of a layer, in float32
 LETTERS = {
     "aten::mm": "p",
     "c10d::allreduce_": "r",
@@ -57,7 +57,7 @@ class Stack(nn.Module):
         for i, layer in enumerate(self.layers):
             if self.ahead and i + 1 < LAYERS:
                 self.layers[i + 1].unshard(async_op=True)
-            x = layer(x) * 3**0.5  # the initial weights divide the deviation by √3
+            x = layer(x) * 3**0.5  # the initial weights divide the standard deviation by √3
         return x
 
 
@@ -143,7 +143,7 @@ def show(events: list[dict], seconds: float, on_cpu: bool) -> str:
             )
     assert not table, "the trace contains a collective that the host did not launch"
     if on_cpu:
-        assert both < 1.05 * seconds  # what is computed and what is exposed fit into the step
+        assert both < 1.05 * seconds  # computation and exposed time together fit into the step
     return order
 
 
@@ -172,7 +172,7 @@ def main() -> None:
         dist.barrier()
     torch.testing.assert_close(losses, losses[:1] * 4, rtol=1e-4, atol=0)
     if dist.get_rank() == 0:
-        # a layer has one product forward and two backward, and the first needs only one there
+        # a layer has one product forward and two backward; the first layer has one backward
         assert all(order.count("p") == 3 * LAYERS - 1 for order in orders)
         early = [order[: order.rindex("p")].count("r") for order in orders[:2]]
         print(f"all-reduces before the last product: {early[0]} of {LAYERS}, {early[1]} of 1")

@@ -232,7 +232,7 @@ def main() -> None:
             f"{name:27}"
             + "".join(f"{cell:<12}" + "    " * (i > 0) for i, cell in enumerate(cells))
         )
-    # only the setting differs; the longest text comes once, or in every step
+    # The settings of the allocator do not change the steps. Padding makes every step longest.
     assert largest["max_split_size_mb:32"] == largest["expandable_segments:True"]
     assert largest["max_split_size_mb:32"] == largest["as it is"] > largest["longest first"]
     assert largest["padded to the longest"] == max(largest.values())

@@ -58,8 +58,8 @@ def require_grad(_module: nn.Module, _inputs: tuple, output: torch.Tensor) -> No
 # --8<-- [end:fix]
 
 
-def train(reentrant: bool | None, train_head: bool, hook: bool) -> tuple:
-    """The error of backward, whether checkpoint warned, the gradients of the adapters, modes.
+def train(reentrant: bool | None, train_head: bool, hook: bool) -> tuple[str, bool, list, list]:
+    """The error of backward, whether checkpoint warned, the adapters' gradients, and the modes.
 
     The modes are one bool for each run of the first layer: whether autograd recorded the run.
     """

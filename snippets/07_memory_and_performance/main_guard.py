@@ -75,7 +75,7 @@ def main() -> None:
         print(
             "  in the program: RuntimeError: DataLoader worker (pid(s) …) exited unexpectedly"
         )
-        assert errors.rindex(TORCH) > errors.rindex(PYTHON)  # the cause is far above the end
+        assert errors.rindex(TORCH) > errors.rindex(PYTHON)  # the cause is printed first
     succeeded, lines, errors = run(LOADER + WITH, "forkserver")
     print(f"a DataLoader with the guard\n  {lines[-1]}")
     assert succeeded and lines[-1] == f"the sum is {0 + 1 + 2 + 3}" and PYTHON not in errors

@@ -54,7 +54,8 @@ def main() -> None:
     spans = [(2, 5), (0, 3), (8, 12)]  # of [0, 10]: from 0 to 5, and from 8 to 10
     assert utilisation([Kernel(*span, 1, 0.0) for span in spans], 0, 10) == 0.7
     partial = [Kernel(10, 14, 33, 2e-3 * PEAK), Kernel(15, 20, 66, 1e-3 * PEAK)]
-    by_hand = (0.9, (4 * 33 + 5 * 66) / 1320, 0.3)  # of the 10 ms, 1320 SM ms, 10e-3 * PEAK
+    # 9 of 10 ms, 462 of 132 × 10 SM ms, and 0.003 * PEAK of 0.010 * PEAK operations
+    by_hand = (0.9, (4 * 33 + 5 * 66) / 1320, 0.3)
     for f, value in zip((utilisation, sm_activity, flops_share), by_hand, strict=True):
         assert abs(f(partial, 10, 20) - value) < 1e-12
     timelines = {

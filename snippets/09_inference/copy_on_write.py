@@ -177,7 +177,7 @@ def main() -> None:
         assert wrong == 0 or words == "without"
         if words == "without":
             assert wrong == 3
-            lone = Sequence(SharedPool(model, 64), [], [])  # control: alone it is right
+            lone = Sequence(SharedPool(model, 64), [], [])  # control: it shares no block
             for each in prompt + answers[0]:
                 last = careless_extend(lone, [each]) if lone.ids else lone.extend([each])
             alone = without_cache(model, prompt + answers[0])[-1]

@@ -173,7 +173,7 @@ def main() -> None:
     assert all(0.7 < row[0] < 1.4 for row in judged), (
         "half of the data sheet does not explain a published rate"
     )
-    for gpu, seconds in (  # with 16 bits attention waits for reading, with 8 for products
+    for gpu, seconds in (  # a cache of 16 bits waits for reading, one of 8 bits for products
         (H100, LAYERS * (LATENT + ROTARY) * 2 / H100.bandwidth),
         (replace(H100, cached=1), ATTEND / H100.attention),
     ):

@@ -145,7 +145,7 @@ def main() -> None:
     assert first == ["French", ":", "good", "morning"], "the oldest leaf, not the shared edge"
     assert stored(root) == total - len(first)
     assert insert(root, PROMPTS[0].split(), 6) == common(PROMPTS[0].split(), PROMPTS[1].split())
-    part = PROMPTS[2].split()[:-2]  # it ends inside an edge, whose end is then not used
+    part = PROMPTS[2].split()[:-2]  # this prompt ends inside an edge: it does not use the rest
     assert insert(root, part, 7) == len(part)
     assert [evict(root) for _ in range(3)] == [["night"], [":", "..."], ["morning"]]
 

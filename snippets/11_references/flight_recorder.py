@@ -72,7 +72,7 @@ def dump(folder: str) -> None:
     """Write the record of this rank to FOLDER/rank_N, in the format of torchfrtrace."""
     import torch._C._distributed_c10d as c10d
 
-    # Each backend has a recorder of its own. What "nccl" means since torch 2.15 is "nccl2".
+    # Each backend has its own recorder. Since torch 2.15, "nccl" starts the backend "nccl2".
     backend = dist.group.WORLD._get_backend(torch.empty(0).device).name()
     record = c10d._dump_nccl_trace if backend == "nccl" else c10d._dump_fr_trace
     chosen = {} if backend in ("gloo", "nccl") else {"backend": backend}
@@ -135,9 +135,9 @@ def main() -> None:
     torch.set_num_threads(1)
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
     device = init_with_limits()
-    if device.type == "cpu":  # rank 0 times out first, and the closed connections end the rest
+    if device.type == "cpu":  # rank 0 times out first; its closed connections end the others
         limit = timedelta(seconds=8 if dist.get_rank() == 0 else 60)
-    else:  # each rank times out alone, and torchrun must not end it before it has written
+    else:  # each rank times out alone, and must write its dump before torchrun ends it
         limit = timedelta(seconds=8)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout

@@ -97,7 +97,7 @@ def train_step(shard: Shard, number: int) -> None:
 
 
 def train(store: dist.Store, rank: int, round_number: int, deaths: Deaths) -> dict:
-    """Train until the end, or until a shard is lost. The last round gives `start`."""
+    """Train until the end, or until a shard is lost. The last round began after `start`."""
     shard, start = Shard(rank), 0
     while True:
         if round_number:  # a rank was killed
@@ -213,7 +213,7 @@ def main() -> None:
 
     for words, deaths, expected in (
         ("rank 2 killed at step 8", {2: (0, "step 8")}, 6),
-        # the second time, rank 1 has no copy of step 6, unless it kept the incomplete one
+        # when rank 3 dies, rank 1 has no copy of step 6, unless it kept the incomplete copy
         ("rank 2 killed at copy 6, then rank 3", {2: (0, "copy 6"), 3: (1, "copy 6")}, 3),
     ):
         found = run_all(deaths)

@@ -1,15 +1,16 @@
 """Two of four ranks leave a running job, and the other ranks continue in smaller groups.
 
-Rank 1 leaves as planned after step 3. Its notice travels with the all-reduce of the gradient,
-so all ranks receive it. No operation is running: shrink_group with SHRINK_DEFAULT. In step 7,
-rank 2 does not come to the all-reduce. The others lose patience, agree on the ranks that still
-answer, and call shrink_group with SHRINK_ABORT. Then they repeat the step without rank 2. Of
-torch's backends, only NCCL can shrink. With gloo, the ranks form a new group instead.
+Rank 1 leaves as planned after step 3. It adds a notice to the all-reduce of the gradient, so
+all ranks receive the notice. No operation is running: shrink_group with SHRINK_DEFAULT. In step
+7, rank 2 does not call the all-reduce. After a limit, the other ranks stop waiting, agree on
+the ranks that still answer, and call shrink_group with SHRINK_ABORT. Then they repeat the step
+without rank 2. Of torch's backends, only NCCL can shrink. With gloo, the ranks form a new group
+instead.
 
-A rank keeps its name, which is its rank in torchrun. Its number in the group changes. After an
-abort, wait() of the all-reduce may return as if the sum were complete. Therefore a survivor
-never uses this sum. A rank that leaves ends with status 0, because after any other status,
-torchrun ends all ranks.
+`rank` is always the rank that torchrun gave to the process. `number` is the rank in the current
+group, which changes. After an abort, wait() of the all-reduce may return as if the sum were
+complete. Therefore the remaining ranks never use this sum. A rank that leaves ends with status
+0, because after any other status, torchrun ends all ranks.
 
     --way abort    on NCCL too, abort the group and form a new one
 """
@@ -28,9 +29,9 @@ from torch.distributed import distributed_c10d as c10d
 RANKS, STEPS, WIDTH, ROWS = 4, 9, 8, 12
 LEAVER, LEAVES_AFTER = 1, 3
 STUCK, STUCK_AT = 2, 7
-NAMES = {c10d.SHRINK_DEFAULT: "SHRINK_DEFAULT", c10d.SHRINK_ABORT: "SHRINK_ABORT"}
-PATIENCE = 5.0  # seconds that an all-reduce may last
-LAST_CALL = 5.0  # seconds; both are long, so that a busy machine excludes no rank
+FLAGS = {c10d.SHRINK_DEFAULT: "SHRINK_DEFAULT", c10d.SHRINK_ABORT: "SHRINK_ABORT"}
+ALL_REDUCE_LIMIT = 5.0  # seconds; then a rank stops waiting for an all-reduce
+LAST_CALL = 5.0  # seconds; both limits are long, so a busy machine excludes no rank
 
 
 def init_distributed() -> torch.device:
@@ -112,8 +113,8 @@ class Job:
 
     def __init__(self, store: dist.Store, device: torch.device, way: str) -> None:
         self.store, self.device, self.way = store, device, way
-        self.name = int(os.environ["RANK"])  # the rank of torchrun, which does not change
-        self.alive = list(range(RANKS))  # names; their position is the number in the group
+        self.rank = int(os.environ["RANK"])  # given by torchrun; it does not change
+        self.ranks = list(range(RANKS))  # of the current group, in the order of their numbers
         self.weights = torch.zeros(WIDTH, dtype=torch.float64, device=device)
         self.done, self.report = 0, []
 
@@ -122,7 +123,7 @@ class Job:
         number, ranks = dist.get_rank(), dist.get_world_size()
         gradient = sum_of_gradients(self.weights, rows_of(step)[number::ranks].to(self.device))
         notices = torch.zeros(ranks, dtype=gradient.dtype, device=self.device)
-        notices[number] = (self.name, step) == (LEAVER, LEAVES_AFTER)
+        notices[number] = (self.rank, step) == (LEAVER, LEAVES_AFTER)
         total = torch.cat([gradient, notices])
         return dist.all_reduce(total, async_op=True), total
 
@@ -137,22 +138,22 @@ class Job:
         if self.way == "shrink":
             try:
                 dist.shrink_group(leaving, shrink_flags=flags)
-                self.report.append(f"    shrink_group({leaving}, shrink_flags={NAMES[flags]})")
+                self.report.append(f"    shrink_group({leaving}, shrink_flags={FLAGS[flags]})")
             except TypeError as error:  # nothing has changed yet
                 assert self.device.type == "cpu", error
                 self.report.append(f"    {error}")
                 self.way = "abort"
         if self.way == "abort":
             self.form_group(leaving, flags)
-        self.alive = [name for number, name in enumerate(self.alive) if number not in leaving]
+        self.ranks = [rank for number, rank in enumerate(self.ranks) if number not in leaving]
         self.check_numbers()
 
     def check_numbers(self) -> None:
-        """Report the numbers in the new group. A gather returns the names in their order."""
-        found = [torch.empty((), dtype=torch.long, device=self.device) for _ in self.alive]
-        dist.all_gather(found, torch.tensor(self.name, device=self.device))
-        assert [name.item() for name in found] == self.alive
-        numbers = [f"rank {name} has number {number}" for number, name in enumerate(self.alive)]
+        """Report the numbers in the new group. An all-gather returns their ranks."""
+        found = [torch.empty((), dtype=torch.long, device=self.device) for _ in self.ranks]
+        dist.all_gather(found, torch.tensor(self.rank, device=self.device))
+        assert [rank.item() for rank in found] == self.ranks
+        numbers = [f"rank {rank} has number {number}" for number, rank in enumerate(self.ranks)]
         self.report.append(f"    {', '.join(numbers)}")
 
     def form_group(self, leaving: list[int], flags: int) -> None:
@@ -172,36 +173,37 @@ class Job:
             dist.init_process_group(device_id=self.device, **options)
 
     def recover(self, work: dist.Work) -> None:
-        """Continue without a rank that does not come to this all-reduce."""
+        """Continue without a rank that has not called this all-reduce."""
         if self.way == "abort":
             dist.group.WORLD.abort()
             ended = ends_within(1.0, work)
             self.report.append(f"    the all-reduce has ended after abort(): {ended}")
             assert ended == (self.device.type != "cpu")  # gloo does nothing
-        came = members(self.store, 1, self.name)
-        self.report.append(f"    these ranks came: {came}")
-        # shrink_group takes the numbers of the current group, not the names
-        leaving = [number for number, name in enumerate(self.alive) if name not in came]
+        remaining = members(self.store, 1, self.rank)
+        self.report.append(f"    these ranks answered: {remaining}")
+        # shrink_group needs the numbers in the current group, not the ranks of torchrun
+        leaving = [n for n, rank in enumerate(self.ranks) if rank not in remaining]
         self.shrink(leaving, c10d.SHRINK_ABORT)
+        result = "returns, but the sum is not complete"
         try:
             work.wait()
-            self.report.append("    its wait() returns, but the sum is not complete")
         except RuntimeError as error:
-            self.report.append(f"    its wait() raises {type(error).__name__}")
+            result = f"raises {type(error).__name__}"
+        self.report.append(f"    wait() of this all-reduce {result}")
 
     def run(self) -> str:
         """Train until the end, or until this rank must leave. Return the reason."""
         while self.done < STEPS:
             step = self.done + 1
-            if (self.name, step) == (STUCK, STUCK_AT):
+            if (self.rank, step) == (STUCK, STUCK_AT):
                 self.store.wait(["round 1, members"])  # "stuck" until the others have decided
                 try:
-                    members(self.store, 1, self.name, last_call=0.0)
+                    members(self.store, 1, self.rank, last_call=0.0)
                 except SystemExit as late:
                     c10d._abort_process_group()
                     return str(late)
             work, total = self.start_step(step)
-            if not ends_within(PATIENCE, work):
+            if not ends_within(ALL_REDUCE_LIMIT, work):
                 self.report.append(f"step {step}: the all-reduce does not end")
                 self.recover(work)
                 continue  # repeat the step, because `total` is not complete
@@ -209,7 +211,7 @@ class Job:
             leaving = self.finish_step(step, total)
             if dist.get_rank() in leaving:
                 dist.destroy_process_group()
-                return f"rank {self.name} left as planned"
+                return f"rank {self.rank} left as planned"
             if leaving:
                 self.report.append(f"step {step}: number {leaving[0]} leaves as planned")
                 self.shrink(leaving, c10d.SHRINK_DEFAULT)
@@ -217,9 +219,9 @@ class Job:
 
 
 def ends_within(seconds: float, work: dist.Work) -> bool:
-    """Look whether this operation ends. wait() would block until the timeout of the group.
+    """Return whether this operation ends in time. wait() would block until the timeout.
 
-    The looks are counted, not the seconds, so a machine that stops for a while uses up nothing.
+    The loop counts its checks, not the seconds, so a pause of the machine uses up one check.
     """
     for _ in range(round(seconds / 0.01)):
         if work.is_completed():
@@ -246,16 +248,16 @@ def main() -> None:
     worst = (job.weights.cpu() - one_process(job.done)).abs().max()
     assert worst < 1e-12 and job.weights.abs().max() > 0.1
     expected = {LEAVER: LEAVES_AFTER, STUCK: STUCK_AT - 1}
-    assert job.done == expected.get(job.name, STEPS)  # a rank that leaves has these steps
-    job.store.set(f"{job.name} ended", f"{reason}, after step {job.done}")
+    assert job.done == expected.get(job.rank, STEPS)  # a rank that leaves has these steps
+    job.store.set(f"{job.rank} ended", f"{reason}, after step {job.done}")
     if reason != "end":
         assert not dist.is_initialized()  # it has left its group
         return  # with status 0: after any other status, torchrun ends all ranks
     dist.all_reduce(torch.zeros(1, device=device))  # all weights have been compared
     if dist.get_rank() == 0:
         print(*job.report, sep="\n")
-        for name in (LEAVER, STUCK):
-            print(job.store.get(f"{name} ended").decode())
+        for rank in (LEAVER, STUCK):
+            print(job.store.get(f"{rank} ended").decode())
         print("every rank: the weights of one process on 12 rows, within 1e-12")
     dist.destroy_process_group()
 

@@ -457,7 +457,7 @@ def main() -> None:
     passing = replay(wide, sharded, 1, 0)[1] - sum(state_bytes(held, sharded).values())
     print(f"ZeRO 2, one token: {passing / held * 8:.2f} bytes pass for an element of a layer")
     assert abs(passing / held * 8 / 6 - 1) < 0.01
-    # DDP builds its buckets in the order of the parameters, and later in that of the gradients
+    # DDP builds its buckets in the order of the parameters, and later in the order of gradients
     made, ddp = [], Replay(wide, Layout(dp=2, zero=0), 1, 0)
     ddp.new = lambda size: made.append(size) or ddp.pool.malloc(size)
     ddp.run()

@@ -220,7 +220,7 @@ def check() -> None:
     less = sum(closed_form(shape, Layout(dp=64), 8192, 0).values()) - sum(parts.values())
     spared = replay(shape, Layout(dp=64), 8192, 0)[1] - replay(shape, lean, 8192, 0)[1]
     assert abs(spared / less - 1) < 0.01
-    # no change may change the number of GPUs or the batch, also with experts
+    # no proposed layout has a different number of GPUs or batch size, also with experts
     for name, many in (
         ("llama-3-70b", Layout(16, 4, 4, micro_batch=2, micro_batches=32, zero=0)),
         ("mixtral-8x7b", Layout(8, 2, 2, ep=8, micro_batch=2, micro_batches=32, zero=0)),
