@@ -284,6 +284,13 @@ sys.exit(0 if sys.argv[1:] else 3)
     assert (forked.status, forked.stdout, forked.stderr) == (status, *printed)
 
 
+def test_a_forked_program_ends_if_its_filter_ends_first() -> None:
+    """The output does not fit into the pipe, so a write must fail when `head` has ended."""
+    forked = run_forked("print('x' * 1_000_000)", "set -o pipefail; python a.py | head -c 1")
+    assert (forked.status, forked.stdout, forked.leftovers) == (1, "x", [])
+    assert "BrokenPipeError" in forked.stderr
+
+
 @pytest.mark.parametrize(
     ("code", "status", "message"),
     [

@@ -337,8 +337,10 @@ def _pipe_into(command: str) -> None:
         return
     os.close(write_end)
     status = subprocess.run(["bash", "-c", command], stdin=read_end, check=False).returncode
+    os.close(read_end)  # if the command has ended early, a write of the child must now fail
+    child_status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if status == 0 and command.startswith(_PIPEFAIL):
-        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        status = child_status
     os._exit(status if status >= 0 else 128 - status)
 
 
