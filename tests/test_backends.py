@@ -17,11 +17,14 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
+from conftest import with_read_log
+from processes import HANG
 
 from worldsize.execution.requirements import gpus_needed
 from worldsize.model.program import GLOO_ONLY, GPU_COMMANDS, Program, gpu_commands
 
 ROOT = Path(__file__).resolve().parent.parent
+STAND_IN = "tests/nccl_stand_in.py"  # a program: it replaces the GPU and NCCL
 INPUTS = [
     ".github/workflows/gpu.yml",
     "docs/01_ranks_on_one_gpu.md",
@@ -30,6 +33,7 @@ INPUTS = [
     "snippets",
     "labs",
     "assessment",
+    STAND_IN,
 ]
 SETTINGS = ("TORCH_NCCL_BLOCKING_WAIT", "NCCL_RUNTIME_CONNECT")
 
@@ -233,9 +237,16 @@ def test_ranks_leave_a_group_of_nccl_with_shrink_and_with_abort() -> None:
     NCCL 2.31 hangs in shrink_group with SHRINK_ABORT, and the limit of the program ends it.
     """
     cases = ["old", "old --way=abort", "new --way=abort barrier", "old barrier"]
-    script = [sys.executable, str(ROOT / "tests/nccl_stand_in.py"), str(ROOT / SHRINK), *cases]
-    run = subprocess.run(script, check=True, stdout=subprocess.PIPE, text=True)
-    results = json.loads(run.stdout)
+    command = [sys.executable, str(ROOT / STAND_IN), str(ROOT / SHRINK), *cases]
+    done = subprocess.run(
+        command,
+        env=with_read_log(dict(os.environ)),
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=HANG,
+    )
+    results = json.loads(done.stdout)
     by_abort = results["old --way=abort"]["outputs"][0]
     raises = "its wait() raises DistBackendError"
     returns = "its wait() returns, but the sum is not complete"
