@@ -2,13 +2,15 @@
 
     python tests/nccl_stand_in.py PROGRAM CASE ...
 
-A case is a list of words: `old` or `new` says how wait() ends after an abort (ProcessGroupNCCL
-returns, and the implementation of torch 2.15 raises an error). `barrier` is for NCCL 2.31, whose
-ncclCommDestroy waits for the other ranks of the node. Words that begin with -- are arguments of
-the program. The result is printed as JSON: the output and the exit statuses of each case.
+A case is a list of words. With the word `old`, wait() returns after an abort, as the backend of
+torch up to 2.14 does. With `new`, wait() raises an error, as the backend of torch 2.15 does. With
+`barrier`, destroying a communicator waits for the other ranks of the node, as ncclCommDestroy of
+NCCL 2.31 does. Words that contain -- are arguments of the program. The output of all ranks and
+their exit statuses are printed as JSON for each case.
 
-torch's own shrink_group, destroy_process_group and _abort_process_group run. A collective sends
-its data through a store. A tensor on the stand-in for the GPU has the type `OnGpu`.
+The functions shrink_group, destroy_process_group and _abort_process_group are those of torch. A
+collective sends its data through a store. A tensor on the stand-in for the GPU has the type
+`OnGpu`.
 """
 
 from __future__ import annotations
@@ -36,9 +38,10 @@ from torch.utils._pytree import tree_leaves
 
 RANKS = 4
 GPU = torch.device("cuda", 0)
-ALL_REDUCE_LIMIT, LAST_CALL = 4.0, 3.0  # seconds; long, because the machine may be busy
-LIMIT = 60.0  # seconds after which a rank prints its line and ends
-BARRIER = 6.0  # this limit is for ncclCommDestroy
+# Seconds. These two replace the values of the program. The machine may be busy, so they are long.
+ALL_REDUCE_LIMIT, LAST_CALL = 4.0, 3.0
+LIMIT = 60.0  # seconds after which a rank prints the line in which it waits, and ends
+BARRIER = 6.0  # the same limit while a rank destroys a communicator; one case exceeds it
 DUMP = faulthandler.dump_traceback_later
 FACTORIES = [torch.zeros, torch.ones, torch.randn, torch.tensor, torch.empty]
 
@@ -83,7 +86,7 @@ class Communicator:
         self.calls, self.aborted, self.destroyed = 0, False, False
 
     def wait_for(self, what: str, ranks: list[int]) -> None:
-        """Tell that this rank has come, and wait for all other ranks."""
+        """Report that this rank has arrived, and wait until these ranks have arrived."""
         self.store.set(f"{what} {self.rank}", "")
         self.store.wait([f"{what} {rank}" for rank in ranks], timedelta(seconds=LIMIT + 60))
 
@@ -140,38 +143,38 @@ class Nccl:
     """Replaces the functions of torch.distributed that NCCL implements."""
 
     def __init__(self, case: list[str]) -> None:
-        self.case, self.found, self.flags = case, {}, []
+        self.case, self.communicators, self.shrink_calls = case, {}, []
         self.store = dist.TCPStore(
             os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False
         )
         self.init = dist.init_process_group
         self.limit = mock.Mock(side_effect=lambda _, exit: DUMP(LIMIT, exit=exit))
 
-    def of(self, group: dist.ProcessGroup | None) -> Communicator:
+    def communicator(self, group: dist.ProcessGroup | None) -> Communicator:
         group = dist.group.WORLD if group is None else group
-        if group not in self.found:
-            self.found[group] = Communicator(group, self.store, self.case)
-        return self.found[group]
+        if group not in self.communicators:
+            self.communicators[group] = Communicator(group, self.store, self.case)
+        return self.communicators[group]
 
     def init_process_group(self, *, device_id: torch.device, **options: Any) -> None:
         assert device_id == GPU and "backend" not in options
         self.init("gloo", **options)
-        self.of(None)
+        self.communicator(None)
 
     def all_reduce(self, tensor, group=None, async_op=False) -> Collective | None:
-        work = Sum(self.of(group), [tensor], tensor)
+        work = Sum(self.communicator(group), [tensor], tensor)
         return work if async_op else work.wait() and None
 
     def all_gather(self, tensors, tensor, group=None) -> None:
-        Collective(self.of(group), tensors, tensor).wait()
+        Collective(self.communicator(group), tensors, tensor).wait()
 
     def abort(self, group: dist.ProcessGroup) -> None:
-        communicator = self.of(group)
+        communicator = self.communicator(group)
         communicator.aborted = True
         communicator.interrupt()
 
     def shutdown(self, group: dist.ProcessGroup) -> None:
-        communicator = self.of(group)
+        communicator = self.communicator(group)
         communicator.destroyed = True
         if communicator.aborted:
             return
@@ -184,12 +187,12 @@ class Nccl:
             DUMP(LIMIT, exit=True)
 
     def shrink(self, backend, excluded: list[int], flags: int, options: None) -> Any:
-        communicator = self.of(None)
+        communicator = self.communicator(None)
         assert (backend.rank(), backend.size()) == (communicator.rank, communicator.size)
         assert not communicator.aborted, "NCCL communicator was aborted"
         if flags == c10d.SHRINK_DEFAULT and communicator.pending:
             raise RuntimeError("NCCL communicator cannot shrink while work is pending")
-        self.flags.append((excluded, flags, len(communicator.pending)))
+        self.shrink_calls.append((excluded, flags, len(communicator.pending)))
         communicator.interrupt()
         stay = [rank for rank in range(communicator.size) if rank not in excluded]
         communicator.wait_for(f"shrink without {excluded}", stay)
@@ -199,7 +202,7 @@ class Nccl:
 
 
 def run_rank(rank: int, port: int, program: str, case: list[str]) -> None:
-    """Run the program as this rank. Its last line shows how it called `shrink`."""
+    """Run the program as this rank. The last line of the output lists the calls of `shrink`."""
     variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": RANKS, "MASTER_PORT": port}
     variables |= {"LOCAL_WORLD_SIZE": RANKS, "MASTER_ADDR": "127.0.0.1"}
     variables |= {"TORCHELASTIC_USE_AGENT_STORE": True, "NCCL_MULTI_RANK_GPU_ENABLE": 1}
@@ -233,9 +236,10 @@ def run_rank(rank: int, port: int, program: str, case: list[str]) -> None:
         gpu,
     ):
         main()
-    for communicator in nccl.found.values():
-        assert communicator.aborted or communicator.destroyed, "it leaves a communicator behind"
-    print(f"rank {rank}: {nccl.flags}")
+    for communicator in nccl.communicators.values():
+        ended = communicator.aborted or communicator.destroyed
+        assert ended, "the program neither aborts nor destroys one of its communicators"
+    print(f"rank {rank}: {nccl.shrink_calls}")
 
 
 def run(program: str, case: list[str]) -> dict:
@@ -272,7 +276,7 @@ def run(program: str, case: list[str]) -> dict:
 def main() -> None:
     torch.set_num_threads(1)
     program, *cases = sys.argv[1:]
-    # two at a time, because a case mostly waits; the pool forks before it starts threads
+    # two cases at a time, because a case mostly waits; the pool forks before it starts threads
     with multiprocessing.get_context("fork").Pool(2) as pool:
         results = pool.starmap(run, [(program, case.split()) for case in cases], chunksize=1)
     print(json.dumps(dict(zip(cases, results, strict=True))))

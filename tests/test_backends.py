@@ -17,11 +17,14 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
+from conftest import with_read_log
+from processes import HANG
 
 from worldsize.execution.requirements import gpus_needed
 from worldsize.model.program import GLOO_ONLY, GPU_COMMANDS, Program, gpu_commands
 
 ROOT = Path(__file__).resolve().parent.parent
+STAND_IN = "tests/nccl_stand_in.py"  # a program: it replaces the GPU and NCCL
 INPUTS = [
     ".github/workflows/gpu.yml",
     "docs/01_ranks_on_one_gpu.md",
@@ -30,6 +33,7 @@ INPUTS = [
     "snippets",
     "labs",
     "assessment",
+    STAND_IN,
 ]
 SETTINGS = ("TORCH_NCCL_BLOCKING_WAIT", "NCCL_RUNTIME_CONNECT")
 
@@ -49,7 +53,7 @@ def programs_with(pattern: str) -> list[str]:
 
 
 WITH_LIMITS = programs_with("def init_with_limits")
-SHRINK = "snippets/clusters/shrink_group.py"  # it forms a third group
+SHRINK = "snippets/clusters/shrink_group.py"  # it also forms new groups after the first one
 
 
 def test_each_program_that_uses_only_gloo_is_listed_with_its_reason() -> None:
@@ -171,7 +175,7 @@ def test_all_ranks_end_a_group_in_the_same_way(name: str) -> None:
     if name == "snippets/02_ddp/dead_rank.py":  # it destroys a group only if no rank has failed
         text = (ROOT / name).read_text("utf-8")
         assert re.search(r"if status == 0:.*\n +dist\.destroy_process_group\(\)", text)
-    elif name != "snippets/02_ddp/one_compiles_longer.py":  # there, every rank has a time-out
+    elif name != "snippets/02_ddp/one_compiles_longer.py":  # all ranks time out
         assert "abort" in calls, f"{name} destroys a group that a rank may have aborted"
 
 
@@ -193,7 +197,7 @@ def test_a_message_is_too_large_for_the_buffers_of_nccl(name: str) -> None:
 
 
 def test_the_watchdog_ends_a_process_before_it_can_use_a_wrong_result() -> None:
-    """Without a filter for each implementation, a command would record nothing on one of them."""
+    """A filter must match the message of torch up to 2.14 and the message of torch 2.15."""
     commands = [line for text in gpu_commands(ROOT).values() for line in text.splitlines()]
     watchdog = [line for line in commands if "TORCH_NCCL_BLOCKING_WAIT=0" in line]
     assert len(watchdog) == 3
@@ -228,14 +232,22 @@ def test_the_flight_recorder_of_the_backend_is_read(backend: str, tmp_path: Path
 
 
 def test_ranks_leave_a_group_of_nccl_with_shrink_and_with_abort() -> None:
-    """The stand-in of tests/nccl_stand_in.py replaces the GPU and NCCL; torch's code runs.
+    """tests/nccl_stand_in.py replaces only the GPU and NCCL, so torch's own code runs.
 
-    NCCL 2.31 hangs in shrink_group with SHRINK_ABORT, and the limit of the program ends it.
+    In the last case, shrink_group hangs with SHRINK_ABORT, as it does with NCCL 2.31. The time
+    limit of the program then ends the two ranks that hang.
     """
     cases = ["old", "old --way=abort", "new --way=abort barrier", "old barrier"]
-    script = [sys.executable, str(ROOT / "tests/nccl_stand_in.py"), str(ROOT / SHRINK), *cases]
-    run = subprocess.run(script, check=True, stdout=subprocess.PIPE, text=True)
-    results = json.loads(run.stdout)
+    command = [sys.executable, str(ROOT / STAND_IN), str(ROOT / SHRINK), *cases]
+    done = subprocess.run(
+        command,
+        env=with_read_log(dict(os.environ)),
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=HANG,
+    )
+    results = json.loads(done.stdout)
     by_abort = results["old --way=abort"]["outputs"][0]
     raises = "wait() of this all-reduce raises DistBackendError"
     returns = "wait() of this all-reduce returns, but the sum is not complete"

@@ -133,7 +133,7 @@ ANSWERS = """async ([url, name, cases]) => {
 
 
 def open_module(page: Page, site_url: str, name: str) -> str:
-    """Open the module of an instrument as a text, so that its page is not drawn; return the URL."""
+    """Open the file of an instrument's module as text, and return its URL. No page is drawn."""
     url = f"{site_url}assets/instruments/{name}.js"
     if page.url != url:
         page.route("**/favicon.ico", lambda route: route.fulfill(status=204))
@@ -981,9 +981,9 @@ PRESSED = f"""states => {{
 def test_presets_and_invalid_addresses_set_all_values(
     page: Page, site_url: str, name: str
 ) -> None:
-    """A preset sets all values and the address. Invalid values are replaced by the first ones.
+    """A preset sets all values and the address. Initial values replace the invalid values.
 
-    Both are tested in one page, because its load costs more than these tests.
+    One test checks both, because loading the page lasts longer than the checks.
     """
     open_instrument(page, site_url, name)
     shown = page.inner_text(f"#{name} .instrument-facts")

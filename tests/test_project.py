@@ -17,7 +17,17 @@ from processes import HANG
 
 from worldsize.execution import requirements
 from worldsize.model import page
-from worldsize.model.program import MEASURED, Program, gpu_commands, is_program, programs
+from worldsize.model.compatibility import TABLE as COMPATIBILITY
+from worldsize.model.program import (
+    GPU_COMMANDS,
+    MEASURED,
+    Program,
+    gpu_commands,
+    is_program,
+    owning_program,
+    programs,
+)
+from worldsize.model.traces import SUFFIX, TRACES, trace_settings
 from worldsize.model.transcript import APPROXIMATE, Tolerances, Transcript, same_line
 
 yaml = pytest.importorskip("yaml")
@@ -351,6 +361,43 @@ def test_each_program_that_needs_a_gpu_has_commands_for_one() -> None:
     for program in programs(ROOT):
         refuses = NEEDS_A_GPU.search(program.path.read_text("utf-8"))
         assert not refuses or program.name in listed, program.name
+
+
+# the files in snippets/ that belong to no single program
+LISTS = {COMPATIBILITY, GPU_COMMANDS, MEASURED, TRACES, requirements.FILE}
+PLANNER_DATA = {
+    f"snippets/planner/{name}"
+    for name in (
+        "constants.toml",
+        "hardware.toml",
+        "models.toml",
+        "measured.csv",
+        "published.csv",
+    )
+}
+
+
+def test_every_file_in_snippets_belongs_to_a_program() -> None:
+    """A program that is started in its own folder can leave a file there, which git would add."""
+    found, unknown = set(), []
+    for path in tracked():
+        name = path.relative_to(ROOT).as_posix()
+        if not name.startswith("snippets/"):
+            continue
+        found.add(name)
+        traced = name.endswith(SUFFIX) and f"{name.removesuffix(SUFFIX)}.py"
+        if not (
+            is_program(path, ROOT)
+            or owning_program(path, ROOT)
+            or traced in trace_settings(ROOT)
+            or name in LISTS | PLANNER_DATA
+        ):
+            unknown.append(name)
+    assert not unknown, (
+        "these files belong to no program of their folder. If a program wrote them, delete them. "
+        f"If a program reads them, list them in tests/test_project.py: {unknown}"
+    )
+    assert found >= LISTS | PLANNER_DATA
 
 
 def test_every_file_in_the_budget_exists_and_exceeds_the_default() -> None:

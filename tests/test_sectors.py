@@ -22,18 +22,19 @@ TABLE = """==PROF== Connected to process 7
 def run(folder: Path, naive: str, table: str = TABLE) -> subprocess.CompletedProcess:
     """Run the program with a fake ncu that counts 1,000 requests, and `naive` sectors.
 
-    The fake ncu counts nothing unless the program skips the launches that check sgemm.cu.
+    sgemm.cu first launches each kernel once for each size of its check. The fake ncu counts
+    nothing unless the program skips exactly these launches.
     """
     source = (ROOT / INPUTS[1]).read_text("utf-8")
-    full = re.search(
+    sizes = re.search(  # those after `small ? … :`
         r"\? std::vector<std::vector<int>>\{\{.*?\n.*?:.*?\n(.*?)\};", source, re.S
     )
-    checks = full[1].count("},") + 1
-    wanted = f"*--launch-skip\\ {checks}\\ --launch-count\\ 1\\ *"
+    checks = sizes[1].count("},") + 1
+    options = f"*--launch-skip\\ {checks}\\ --launch-count\\ 1\\ *"
     for name, script in {
         "nvidia-smi": "",
         "nvcc": "touch sgemm",
-        "ncu": f'case "$*" in {wanted}) ;; *) exit 1;; esac\n'
+        "ncu": f'case "$*" in {options}) ;; *) exit 1;; esac\n'
         f"case \"$*\" in *naive*) cat '{folder}/naive';; *) cat '{folder}/other';; esac",
     }.items():
         (folder / name).write_text(f"#!/bin/sh\n{script}\n")

@@ -51,7 +51,7 @@ from worldsize.model.program import LAUNCH
 _SHELL_CHARACTERS = set("|&;<>()$`\\*?[]#~=%!{}\n")
 _STDERR_TO_STDOUT = " 2>&1"
 _PIPEFAIL = "set -o pipefail; "
-_CONSOLE_SCRIPTS = {"accelerate"}  # programs in Python without the ending .py
+_CONSOLE_SCRIPTS = {"accelerate"}  # installed Python programs; their names do not end in .py
 # Variables that are read when a process group is created, or that are set again for each
 # command. They can be set after the import of torch, because the import does not read them.
 _SETTABLE_AFTER_IMPORT = {
@@ -68,10 +68,11 @@ TAG = "WORLD_SIZE_RUN"  # the environment variable that every process of a run i
 
 
 def _split_pipe(command: str) -> tuple[str, bool, str]:
-    """Return a command without its filter, whether stderr goes to stdout, and the filter.
+    """Return a command without its filter, whether its stderr goes to stdout, and the filter.
 
-    A filter is a shell command that reads the output of the command from a pipe. It is "" if
-    there is none. If the command begins with `set -o pipefail`, the filter does so, too.
+    The filter is the shell command that reads the output of the command from a pipe. It is ""
+    if the command has no filter. If the command begins with `set -o pipefail`, the returned
+    filter begins with it instead.
     """
     command, _, filter_command = command.partition(" | ")
     if filter_command and command.startswith(_PIPEFAIL):
@@ -91,7 +92,7 @@ def _parse(command: str) -> tuple[dict[str, str], list[str]] | None:
         return None
     try:
         words, variables = shlex.split(command), {}
-    except ValueError:  # the pipe is part of a text in quotes
+    except ValueError:  # the text " | " is inside quotes, so it is not a pipe
         return None
     while words and words[0].partition("=")[0] in _SETTABLE_AFTER_IMPORT:
         name, _, variables[name] = words.pop(0).partition("=")
@@ -145,18 +146,17 @@ class Launcher:
         """Return whether this launcher starts the command as a fork.
 
         The command must be `torchrun …`, `python FILE.py …`, `python -m MODULE …` or one of
-        _CONSOLE_SCRIPTS, without shell syntax except for a filter. ``program`` is the name of
-        the program or page that the command belongs to. It is empty for a command that belongs
-        to none. ``number`` is the position of the command in the transcript, counted from 0.
+        _CONSOLE_SCRIPTS. The only shell syntax that it may contain is what `_split_pipe` and
+        `_parse` remove. ``program`` is the name of the program or page that the command belongs
+        to. It is empty for a command that belongs to none. ``number`` is the position of the
+        command in the transcript, counted from 0.
         """
         if (parsed := _parse(command)) is None:
             return False
         _, (tool, *words) = parsed
-        is_python = tool == "python" and bool(words)
-        script = words[0] if is_python else ""
-        if tool != "torchrun" and not (
-            script == "-m" or script.endswith((".py", *_CONSOLE_SCRIPTS))
-        ):
+        script = words[0] if tool == "python" and words else ""
+        is_python = script == "-m" or script.endswith((".py", *_CONSOLE_SCRIPTS))
+        if tool != "torchrun" and not is_python:
             return False
         elif program.startswith(LAUNCH) and not self.fork_all:
             return False  # these programs show how processes are started
@@ -189,7 +189,7 @@ class Launcher:
     ) -> BaseProcess:
         """Start a command, given as words, with exactly the variables of ``env``.
 
-        ``filter_command`` is a shell command that reads the whole output, or an empty string.
+        ``filter_command`` is a shell command that reads the output from a pipe, or "".
         """
         arguments = (words, str(folder), env, str(out), str(err), filter_command)
         process = self._context.Process(target=_run_in_child, args=arguments)
@@ -321,9 +321,10 @@ def _show_variables() -> None:
 def _pipe_into(command: str) -> None:
     """Fork, return in the child, and let the parent pipe the child's output into a command.
 
-    ``command`` runs under bash. The parent exits with its status. If this status is 0 and the
-    command begins with `set -o pipefail`, the parent exits with the status of the child. The
-    child's stderr goes into the pipe only if it has the same file as stdout.
+    ``command`` runs under bash, and the parent exits with the status of ``command``. If this
+    status is 0 and ``command`` begins with `set -o pipefail`, the parent exits with the status
+    of the child instead. The child's stderr goes into the pipe only if the stdout and the
+    stderr of this process are the same file.
     """
     read_end, write_end = os.pipe()
     streams = (1, 2) if os.path.sameopenfile(1, 2) else (1,)
@@ -336,8 +337,10 @@ def _pipe_into(command: str) -> None:
         return
     os.close(write_end)
     status = subprocess.run(["bash", "-c", command], stdin=read_end, check=False).returncode
+    os.close(read_end)  # if the command has ended early, a write of the child must now fail
+    child_status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if status == 0 and command.startswith(_PIPEFAIL):
-        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        status = child_status
     os._exit(status if status >= 0 else 128 - status)
 
 

@@ -5,11 +5,11 @@ This module compares nothing. `worldsize.testing.compare` compares a result with
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,14 +17,10 @@ from worldsize.execution import runner, shared_gpu
 from worldsize.execution.prefork import Launcher
 from worldsize.execution.requirements import gpus_needed, is_never_forked
 from worldsize.execution.staging import stage_program
-from worldsize.model import atomic_write
 from worldsize.model.program import Program
 from worldsize.model.transcript import Clocks, Command, Transcript
 
 PREFORK_LIMIT = 300.0  # seconds; the time limit of a forked command, to find its hang sooner
-# The emulator of CUDA C++ stores what it has compiled in its folder for temporary files. The
-# name of this file contains a hash of the compiler, its options and the source.
-COMPILED_EMULATORS = "*-*.o"
 
 
 @dataclass(frozen=True)
@@ -74,13 +70,14 @@ def execute(
     """
     ranks = gpus_needed(Transcript(commands))
     shares_gpus = options.device != "cpu" and shared_gpu.needs_sharing(ranks)
+    variables = shared_gpu.VARIABLES if shares_gpus else {}
+    if program.path.suffix == ".cu":
+        # The emulator of CUDA C++ stores its object file in this folder. All programs in CUDA
+        # C++ share the folder, so the emulator is compiled only once in a session.
+        variables = variables | {"TMPDIR": tempfile.gettempdir()}
     with runner.empty_folder() as folder:
         stage_program(program, folder, source)
         run = RunResult(program, options.device, folder)
-        shares_emulator = program.path.suffix == ".cu"
-        own, shared = folder.parent / "tmp", Path(tempfile.gettempdir())
-        if shares_emulator:
-            _copy_emulators(shared, own)
         for number, command in enumerate(commands):
             launcher = usable_launcher(options, program, command.command_line, number)
             run.used_prefork = run.used_prefork or launcher is not None
@@ -91,29 +88,14 @@ def execute(
                 limit=limit,
                 device=options.device,
                 launcher=launcher,
-                variables=shared_gpu.VARIABLES if shares_gpus else None,
+                variables=variables,
             )
             run.results.append(result)
             if not succeeded(command, result) or is_wrong(run, command, result):
                 break
-        if shares_emulator:
-            _copy_emulators(own, shared)
         figure = folder / program.figure.name
         run.figure = figure.read_text("utf-8") if figure.exists() else None
     return run
-
-
-def _copy_emulators(source: Path, target: Path) -> None:
-    """Copy the compiled emulators that ``target`` does not have.
-
-    Without this copy, every program in CUDA C++ would compile the emulator again. The folder
-    that the programs of a session share is new in each session. Only programs in CUDA C++ get a
-    copy, so the emulator's own test shows that it compiles in an empty folder.
-    """
-    for path in source.glob(COMPILED_EMULATORS):
-        if not (target / path.name).exists():
-            with contextlib.suppress(FileNotFoundError):
-                atomic_write(target / path.name, path.read_bytes())
 
 
 def usable_launcher(
@@ -126,7 +108,7 @@ def usable_launcher(
     return launcher if launcher.accepts(command_line, program.name, number) else None
 
 
-@contextlib.contextmanager
+@contextmanager
 def gpu_lock(device: str) -> Iterator[None]:
     """Let only one process of this user at a time use the GPU. A CPU is not locked."""
     if device == "cpu":

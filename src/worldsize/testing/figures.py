@@ -20,7 +20,9 @@ from worldsize.model.transcript import DEFAULT_TOLERANCES, Tolerances, same_line
 SAMPLES = 200  # number of points of a resampled curve
 MAX_DISTANCE = 15.0  # between two equal points; a figure is about 500 wide
 SHAPE_ATTRIBUTES = ("points", "transform", "x", "y", "width", "height", "cx", "cy", "r")
-MAX_COLOUR_DISTANCE = 16  # of 255, in red, green or blue
+# In red, green and blue, each from 0 to 255. Neighbouring colours of matplotlib's continuous
+# colour maps differ by at most 5.
+MAX_COLOUR_DISTANCE = 5
 _COORDINATE = re.compile(r"-?\d+(?:\.\d+)?(?:e-?\d+)?")
 _COLOUR = re.compile(r"(?:^|;)\s*(?:fill|stroke|stop-color)\s*:\s*([^;]+)")
 _HEX = re.compile(r"#([0-9a-f]{2})([0-9a-f]{2})([0-9a-f]{2})")
@@ -39,7 +41,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Figure:
-    """The labels of a figure that contain a letter, and its shapes, including all labels."""
+    """The labels of a figure that contain a letter, and one shape for each SVG element."""
 
     labels: list[str]
     shapes: list[Shape]
@@ -99,7 +101,7 @@ def _shape_distance(old: Shape, new: Shape) -> float:
 
 
 def same_colours(old: list[Shape], new: list[Shape]) -> bool:
-    """Return whether equal shapes have equal colours, except for rounding in a colour map."""
+    """Return whether the shapes have the same colours, except for rounding in a colour map."""
     pairs = zip(old, new, strict=True)
     return all(
         len(a.colours) == len(b.colours) and all(map(_same_colour, a.colours, b.colours))
@@ -147,8 +149,9 @@ def figure_difference(
     if all(same_line(*pair, tolerances) for pair in labels):
         largest = distance(old.shapes, new.shapes) if tolerances.compare_points else 0.0
         if largest <= MAX_DISTANCE:
-            compare = tolerances.compare_points and not same_colours(old.shapes, new.shapes)
-            return "different colours" if compare else None
+            if tolerances.compare_points and not same_colours(old.shapes, new.shapes):
+                return "different colours"
+            return None
         if math.isfinite(largest):
             return f"a point at a distance of {largest:.0f} from its old position"
         return "different shapes"
