@@ -57,6 +57,7 @@ def worker(rank: int, ask: bool) -> None:
             print(f"rank 0: {type(error).__name__}: {message}", flush=True)
         sys.exit(1)
     del store
+    dist.barrier()  # if a rank leaves earlier, a rank that is still connecting can fail
     if rank == 0:
         print(f"rank 0: all {dist.get_world_size()} ranks are here")
     dist.destroy_process_group()

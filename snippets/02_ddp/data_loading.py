@@ -146,4 +146,5 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    dist.barrier()  # the ranks have not communicated: wait until all of them have joined
     dist.destroy_process_group()

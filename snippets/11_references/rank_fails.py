@@ -20,6 +20,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 @record
 def main() -> None:
     dist.init_process_group("gloo")
+    dist.barrier()  # a rank that fails earlier can also break a rank that is still connecting
     rank = dist.get_rank()
     print(f"rank {rank} has loaded its shard", flush=True)
     if rank == 1:
