@@ -898,6 +898,7 @@ def test_a_forked_program_starts_python_programs_as_forks_with_a_clean_state(
         head
         + """
         variables = dict(each.partition("=")[::2] for each in open("/proc/self/environ").read().split("\\0"))
+        sys.stdout.reconfigure(errors="replace")  # it fails if it tries to seek in the pipe
         print(kind, sys.argv[1:], variables["RANK"])
         """,
         '$ torchrun --standalone --nproc-per-node=1 rank.py "a b" 2>&1 | grep -e "^fork" -e "^process"\nfork [\'a b\'] 0\n',

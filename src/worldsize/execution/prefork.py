@@ -334,6 +334,11 @@ def _pipe_into(command: str) -> None:
             os.dup2(write_end, stream)
         os.close(read_end)
         os.close(write_end)
+        # The streams of the parent expect a file, in which they can seek.
+        for name, descriptor in (("__stdout__", 1), ("__stderr__", 2)):
+            old = getattr(sys, name)
+            options = {"encoding": old.encoding, "errors": old.errors, "closefd": False}
+            setattr(sys, name, open(descriptor, "w", **options))  # noqa: SIM115
         return
     os.close(write_end)
     status = subprocess.run(["bash", "-c", command], stdin=read_end, check=False).returncode
