@@ -7,6 +7,7 @@ the rows are padded or swizzled. The program draws bank_conflicts.svg.
 """
 
 import math
+import random
 from collections import Counter
 from collections.abc import Callable
 
@@ -26,6 +27,16 @@ def passes(words: list[int]) -> int:
 
 
 # --8<-- [end:passes]
+
+
+def simulated_passes(words: list[int]) -> int:
+    """Count passes in which every bank delivers one word to all lanes that need it."""
+    count = 0
+    while words:
+        delivered = {word % BANKS: word for word in words}  # bank: word
+        words = [word for word in words if delivered[word % BANKS] != word]
+        count += 1
+    return count
 
 
 def swizzle(row: int, column: int) -> int:
@@ -76,6 +87,11 @@ def main() -> None:
     print(f"half a warp in each of two rows, 32 words apart: {passes(halves)}")
     assert (passes([0] * LANES), passes(halves)) == (1, 2)
     assert {word % BANKS for word in halves} == set(range(16))  # the same banks twice
+
+    generator = random.Random(0)
+    for _ in range(200):  # some words are the same, and the banks differ in their words
+        words = generator.choices(range(generator.randrange(1, 200)), k=LANES)
+        assert passes(words) == simulated_passes(words)
 
     tiles = {
         "pitch 32": lambda row, column: row * 32 + column,

@@ -41,12 +41,19 @@ def main() -> None:
             print(f"half of all from ≈{1e6 * low:.1f} to ≈{1e6 * high:.1f} µs")
             # --8<-- [end:median]
     first, second = (measure("x + 1", x) for _ in range(2))
+    assert first.times != second.times  # two measurements, not one that is printed twice
     print(f"{second.task_spec.stmt} twice: ≈{1e6 * first.median:.2f} µs", end=", ")
     print(f"then ≈{1e6 * second.median:.2f} µs")
-    print(f"threads, if not told: {Timer('pass').timeit(1).task_spec.num_threads}")
+    threads: list[int] = []
+    torch.set_num_threads(2)  # the Timer changes this number while it measures
+    statement = "threads.append(torch.get_num_threads())"
+    Timer(statement, globals={"torch": torch, "threads": threads}).timeit(1)
+    assert {*threads} == {first.task_spec.num_threads} and torch.get_num_threads() == 2
+    print(f"threads, if not told: {threads[0]}")
     torch.set_num_threads(1)  # the Timer also uses one thread
     square = torch.randn(64, 64, device=device)
     call, *later = (timeit.timeit(lambda: torch.linalg.qr(square), number=1) for _ in range(20))
+    assert call > statistics.median(later)  # it also loads and initializes libraries
     print(f"torch.linalg.qr: the first call ≈{1e6 * call:,.0f} µs", end=", ")
     print(f"a later one ≈{1e6 * statistics.median(later):,.0f} µs")
 

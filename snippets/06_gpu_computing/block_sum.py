@@ -43,18 +43,21 @@ def thread(t: int, shared: list[int | None]) -> Iterator[None]:
         half //= 2
 
 
-def run(order: random.Random, barriers: bool) -> tuple[int, list[list[int]]]:
-    """The sum in thread 0, and the shared memory after each barrier."""
+def run(order: random.Random, barriers: bool) -> tuple[int, list[list[int]], tuple[int, ...]]:
+    """The sum in thread 0, the memory after each barrier, and the order of the threads."""
     shared: list[int | None] = [None] * len(VALUES)
-    threads, trace = [thread(t, shared) for t in range(len(VALUES))], []
-    while threads:
-        order.shuffle(threads)
-        if barriers:  # every thread runs to the barrier before any thread goes on
-            threads = [each for each in threads if next(each, "ended") is None]
-            trace += [list(shared)] if threads else []
-        elif next(threads[0], "ended") is not None:  # any thread may go on at any time
-            threads.pop(0)
-    return shared[0], trace
+    threads = {t: thread(t, shared) for t in range(len(VALUES))}
+    waiting, trace, steps = list(threads), [], []
+    while waiting:
+        order.shuffle(waiting)
+        # with barriers, every thread runs to the barrier before any thread goes on
+        for t in list(waiting) if barriers else waiting[:1]:
+            steps.append(t)
+            if next(threads[t], "ended") is not None:
+                waiting.remove(t)
+        if barriers and waiting:
+            trace.append(list(shared))
+    return shared[0], trace, tuple(steps)
 
 
 # --8<-- [end:thread]
@@ -94,13 +97,12 @@ def draw(trace: list[list[int]]) -> str:
 
 def main() -> None:
     order = random.Random(0)
-    results = {
-        barriers: [run(order, barriers)[0] for _ in range(1000)] for barriers in (True, False)
-    }
-    wrong = {
-        barriers: sum(x != sum(VALUES) for x in found) for barriers, found in results.items()
-    }
-    total, trace = run(order, True)
+    wrong = {}
+    for barriers in (True, False):
+        runs = [run(order, barriers) for _ in range(1000)]
+        wrong[barriers] = sum(total != sum(VALUES) for total, *_ in runs)
+        assert len({steps for *_, steps in runs}) == 1000  # each run has a different order
+    total, trace, _ = run(order, True)
     assert total == sum(VALUES) and wrong[True] == 0 and 0 < wrong[False] < 1000
     for level, row in enumerate(trace):  # each level: sums of every (live)-th value
         live = len(VALUES) >> level

@@ -31,6 +31,12 @@ NEW = """\
             "Fractions must add up to 1, and not to more."
         )
 """
+WRONG = {  # parts of the patch, each with a mistake
+    "Sum of input lengths": "Sum of the lengths",
+    "{sum(lengths)}": "{sum(lengths):g}",  # prints the sum of such fractions as 1
+    "{len(dataset)}": "{len(lengths)}",
+    "Fractions must": "They must",
+}
 
 
 def tests(module: ModuleType) -> type[unittest.TestCase]:
@@ -64,6 +70,17 @@ def tests(module: ModuleType) -> type[unittest.TestCase]:
     return TestRandomSplit
 
 
+def module_from(source: str) -> ModuleType:
+    """Write the source to a file and return it as a module."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = pathlib.Path(directory) / "dataset.py"
+        path.write_text(source)
+        spec = importlib.util.spec_from_file_location("patched_dataset", path)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    return module
+
+
 def run(what: str, module: ModuleType) -> set[str]:
     """Run the tests of `module`, print which tests fail, and return their names."""
     suite = unittest.defaultTestLoader.loadTestsFromTestCase(tests(module))
@@ -87,6 +104,11 @@ def main() -> int:
         assert len(run("no random_split", whole)) == 5  # every test uses this module
         whole.random_split = lambda data, lengths: torch.tensor(data).split(lengths)
         assert "test_fractions" in run("whole lengths alone", whole)
+        for right, wrong in WRONG.items():  # the tests find a mistake in each part of the patch
+            assert NEW.count(right) == 1
+            assert run(
+                "a wrong patch", module_from(source.replace(OLD, NEW.replace(right, wrong)))
+            )
     patched = source.replace(OLD, NEW)
     name = "torch/utils/data/dataset.py"
     lines = difflib.unified_diff(
@@ -94,13 +116,7 @@ def main() -> int:
     )
     for line in lines:
         print("@@" if line.startswith("@@") else line)  # versions differ in line numbers
-    with tempfile.TemporaryDirectory() as directory:
-        path = pathlib.Path(directory) / "dataset.py"
-        path.write_text(patched)
-        spec = importlib.util.spec_from_file_location("patched_dataset", path)
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        assert not run("after", module)
+    assert not run("after", module_from(patched))
     return 0
 
 

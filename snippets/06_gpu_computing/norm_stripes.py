@@ -9,30 +9,27 @@ Plain Python writes the SVG, so the program runs without any package.
 """
 
 import random
+from collections.abc import Sequence
 from fractions import Fraction
 
 ROWS, WIDTH, PROGRAMS = 12, 8, 4
 INK, MUTED = "#1f2937", "#52525b"
 COLOURS = ("#0b6e99", "#c2410c", "#15803d", "#7c3aed")
-Matrix = list[list[float]]
+Rows = list[list[float]] | dict[int, list[float]]
 
 
 # --8<-- [start:sums]
-def by_stripes(x: Matrix, finished: list[int]) -> list[float]:
-    """Sums over the rows of x. Each program writes one row, and they finish in any order."""
-    partial = [[0.0] * WIDTH for _ in range(PROGRAMS)]
-    for program in finished:
-        for row in range(program, len(x), PROGRAMS):
-            partial[program] = [p + v for p, v in zip(partial[program], x[row], strict=True)]
-    return [sum(column) for column in zip(*partial, strict=True)]
-
-
-def by_atomics(x: Matrix, order: list[int]) -> list[float]:
-    """Sums over the rows of x, which are added to one result in the order of their arrival."""
+def in_order(x: Rows, order: Sequence[int]) -> list[float]:
+    """Sums over the rows of x, which are added to one result in this order."""
     result = [0.0] * WIDTH
     for row in order:
         result = [r + v for r, v in zip(result, x[row], strict=True)]
     return result
+
+
+def by_programs(x: Rows, finished: list[int]) -> dict[int, list[float]]:
+    """One row of sums for each program. The programs finish in any order."""
+    return {program: in_order(x, range(program, len(x), PROGRAMS)) for program in finished}
 
 
 # --8<-- [end:sums]
@@ -82,17 +79,20 @@ def main() -> None:
     generator = random.Random(0)
     x = [[generator.gauss(0, 1) for _ in range(WIDTH)] for _ in range(ROWS)]
     exact = [float(sum(map(Fraction, column))) for column in zip(*x, strict=True)]
-    stripes, atomics = set(), set()
+    stripes, as_finished, atomics = set(), set(), set()
     for _ in range(20):
         finished = generator.sample(range(PROGRAMS), PROGRAMS)
         order = generator.sample(range(ROWS), ROWS)
+        partial = by_programs(x, finished)
+        assert list(partial) == finished  # the programs ran in this order
         for results, sums in (
-            (stripes, by_stripes(x, finished)),
-            (atomics, by_atomics(x, order)),
+            (stripes, in_order(partial, range(PROGRAMS))),
+            (as_finished, in_order(partial, finished)),
+            (atomics, in_order(x, order)),
         ):
             assert all(abs(a - b) < 1e-14 for a, b in zip(sums, exact, strict=True))
             results.add(tuple(sums))
-    assert len(stripes) == 1 < len(atomics)
+    assert len(stripes) == 1 < min(len(as_finished), len(atomics))
     print(f"20 runs with one row per program: {len(stripes)} result")
     print(f"20 runs with atomics: {len(atomics)} different results")
     with open("norm_stripes.svg", "w", encoding="utf-8") as file:

@@ -11,7 +11,7 @@ import matplotlib
 matplotlib.use("svg")
 import matplotlib.pyplot as plt
 
-IN, COMPUTE, OUT = 8.0, 12.0, 4.0  # ms for the whole batch
+TIMES = IN, COMPUTE, OUT = 8.0, 12.0, 4.0  # ms for the whole batch
 
 
 # --8<-- [start:simulate]
@@ -40,12 +40,14 @@ THREE = {"in": "copy in", "compute": "kernels", "out": "copy out"}
 ONE_COPY = {"in": "copies", "compute": "kernels", "out": "copies"}
 
 
-def chunks(k: int, streams: int, launch: float = 0.0, by_kind: bool = False) -> list:
+def chunks(
+    k: int, streams: int, launch: float = 0.0, by_kind: bool = False, times=TIMES
+) -> list:
     """Return the calls for k chunks, chunk after chunk or, `by_kind`, all copies in first.
 
     `launch` is a fixed time that every operation needs in addition.
     """
-    work = {"in": IN / k, "compute": COMPUTE / k, "out": OUT / k}
+    work = {kind: t / k for kind, t in zip(THREE, times, strict=True)}
     calls = [(c % streams, kind, t + launch) for c in range(k) for kind, t in work.items()]
     return sorted(calls, key=lambda call: list(work).index(call[1])) if by_kind else calls
 
@@ -54,10 +56,15 @@ def end(calls: list, engines: dict[str, str] = THREE) -> float:
     return max(stop for *_, stop in simulate(calls, engines))
 
 
-def formula(k: int, launch: float = 0.0) -> float:
+def formula(k: int, launch: float = 0.0, times=TIMES) -> float:
     """Return the time by the formula: all stages of one chunk, then the longest stage again."""
-    stages = [t / k + launch for t in (IN, COMPUTE, OUT)]
+    stages = [t / k + launch for t in times]
     return sum(stages) + (k - 1) * max(stages)
+
+
+def best_number(launch: float, times=TIMES) -> float:
+    """Return the best number of chunks by the formula."""
+    return ((sum(times) - max(times)) / launch) ** 0.5
 
 
 def draw() -> None:
@@ -105,10 +112,14 @@ def main() -> None:
     launch = 0.05
     times = {k: end(chunks(k, k, launch)) for k in range(1, 65)}
     best = min(times, key=times.get)
-    derived = ((IN + OUT) / launch) ** 0.5
+    derived = best_number(launch)
     assert abs(best - derived) < 1
     print(f"with 0.05 ms on every operation the best k is {best} ({times[best]:.2f} ms), "
           f"sqrt((in + out) / 0.05) = {derived:.1f}")  # fmt: skip
+    for other in ((9, 3, 5), (2, 7, 3), (1, 4, 8)):  # each stage is the longest once
+        times = {k: end(chunks(k, k, launch, times=other)) for k in range(1, 33)}
+        assert all(abs(t - formula(k, launch, other)) < 1e-9 for k, t in times.items())
+        assert abs(min(times, key=times.get) - best_number(launch, other)) < 1
     draw()
 
 

@@ -6,7 +6,7 @@ instruction after the other. A jump may only go forward: its threads skip the in
 the label. Every access must be aligned and inside of a buffer, shared memory must be written
 before it is read, and all threads must reach a barrier.
 
-The program runs a small kernel, and then three versions with a fault, which it reports. What
+The program runs a small kernel, and then versions with a fault, which it reports. What
 ptxas makes of the PTX, races between two barriers, and speed are not checked.
 """
 
@@ -66,6 +66,7 @@ class Block:
                 active &= (self.value(guard.strip("!")) != 0) ^ guard.startswith("!")
             if active.any():
                 self.execute(statement, active)
+        assert not any(self.skip_to), "no label follows the jump"
 
     # --8<-- [end:block]
     def value(self, name: str) -> np.ndarray:
@@ -236,6 +237,16 @@ FAULTS = {  # what the faulty kernel does, and the change that makes the fault
     "a thread stores 16 bytes at a multiple of 4": (
         "st.global.b32 [%rd5], %r6",
         "st.global.v4.b32 [%rd5], {%r6, %r6, %r6, %r6}",
+    ),
+    "the last thread stores behind the result": (
+        "st.global.b32 [%rd5], %r6",
+        "st.global.b32 [%rd5+4], %r6",
+    ),
+    "the threads load what is in front of the input": ("add.s64 %rd4", "sub.s64 %rd4"),
+    "a thread stores to the input": ("add.s64 %rd5, %rd2", "add.s64 %rd5, %rd1"),
+    "a jump goes backward": (
+        "    bar.sync 0;",
+        "$again:\n    bar.sync 0;\n    @%p1 bra $again;",
     ),
 }
 

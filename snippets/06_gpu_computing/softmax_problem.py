@@ -12,6 +12,8 @@ In the output of the first command, look at the last lines: each wrong kernel pa
 for one of the rows or widths, and fails for another.
 """
 
+import contextlib
+import io
 import re
 import shutil
 import statistics
@@ -277,6 +279,24 @@ def errors(softmax) -> list[float]:
     return found
 
 
+def rejected(softmax) -> bool:
+    """Return whether `check` finds a fault. What it prints is hidden."""
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            check("kernel", softmax)
+    except AssertionError:
+        return True
+    return False
+
+
+def one_wrong_number(x: np.ndarray, columns: int, row: int) -> np.ndarray:
+    """Return the right softmax, but for one width, the last number of one row is wrong."""
+    result = right(x)
+    if x.shape[1] == columns:
+        result[row, -1] *= 1 + 3 * BOUND
+    return result
+
+
 SAMPLE = """REG:40 STACK:0 SHARED:1152
 EIATTR_REQNTID
     Value: 0x80 0x1 0x1
@@ -307,8 +327,13 @@ def main() -> None:
     print(f"NumPy in fp32: relative error ≈{max(errors(right)):.0e}, allowed {BOUND:.1e}")
     for name, change in WRONG.items():
         fine = sum(error <= BOUND for error in errors(lambda x: right(x, **change)))  # noqa: B023
-        assert fine < len(WIDTHS) * len(OFFSETS)  # the check finds it
+        assert fine < len(WIDTHS) * len(OFFSETS)
+        assert rejected(lambda x: right(x, **change)), name  # noqa: B023
         print(f"{name}: {fine} of {len(WIDTHS) * len(OFFSETS)} rows are right")
+    assert not rejected(right) and rejected(expected)  # `expected` returns float64
+    for columns in WIDTHS:
+        for row in range(len(OFFSETS)):
+            assert rejected(lambda x: one_wrong_number(x, columns, row))  # noqa: B023
 
 
 if __name__ == "__main__":

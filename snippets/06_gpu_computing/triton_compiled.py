@@ -259,6 +259,9 @@ def main() -> None:
         kernel = compile_product(capability, "bf16", aligned, stages, **TILES)
         found = instructions(kernel)
         assert found == expected, found
+        used = kernel.metadata
+        assert (used.target.arch, used.num_stages) == (capability, stages)
+        assert used.num_warps == WARPS
         product, copies, tiles = found
         shared = kernel.metadata.shared
         if capability == 89:

@@ -6,6 +6,7 @@ is no GPU, the kernel runs in Triton's interpreter, and only in eager mode.
 """
 
 import os
+from unittest import mock
 
 import torch
 
@@ -41,6 +42,13 @@ def silu(x: torch.Tensor) -> torch.Tensor:
 
 
 # --8<-- [end:kernel]
+@triton.jit
+def copy_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = offsets < n
+    tl.store(y_ptr + offsets, tl.load(x_ptr + offsets, mask=mask), mask=mask)
+
+
 def backward(ctx, grad: torch.Tensor) -> torch.Tensor:
     (x,) = ctx.saved_tensors
     s = x.sigmoid()
@@ -63,6 +71,8 @@ def compare(device: str) -> None:
         above = torch.randn_like(y)  # a different incoming gradient for each element
         ours, theirs = (torch.autograd.grad(out, x, above)[0] for out in (y, reference))
         torch.testing.assert_close(ours, theirs)
+    with mock.patch.dict(globals(), silu_kernel=copy_kernel):  # does the kernel compute y?
+        assert torch.equal(silu(matrix[0]), matrix[0])
     if not INTERPRETED:  # the compiler cannot trace the interpreter
         x = torch.randn(1000, device=device)
         compiled = torch.compile(lambda x: silu(2 * x) + 1, fullgraph=True)
