@@ -118,6 +118,7 @@ def main() -> None:
     cascade, _ = merge(shared, attend(q, own_k, own_v))
     # --8<-- [end:shared]
     torch.testing.assert_close(cascade, truth, rtol=1e-4, atol=1e-5)
+    assert out.shape == (A, B, D)  # one product per head: all requests read the same prefix
     plain = whole_k.nbytes + whole_v.nbytes
     once = sum(x.nbytes for x in (prefix_k, prefix_v, own_k, own_v))
     assert plain * (PREFIX + B * OWN) == once * B * (PREFIX + OWN)
