@@ -26,7 +26,7 @@ def main() -> None:
         print(f"-1e9 in fp16: {error}")
     least = torch.finfo(torch.float16).min  # -65504
     finite = zeros.masked_fill(~keep, least)
-    twice = finite + finite  # a causal mask and a padding mask, added
+    twice = finite + finite  # two masks that hide the same keys, added
 
     def row(mask: torch.Tensor, attend=F.scaled_dot_product_attention) -> list[float]:
         return [round(w, 2) for w in attend(q, k, v, mask)[0, 0, 0, :4].tolist()]
@@ -52,6 +52,7 @@ def main() -> None:
         with sdpa_kernel(backend):
             inputs = [x.float().requires_grad_() for x in (q, k, v)]
             out = F.scaled_dot_product_attention(*inputs, attn_mask=keep)
+            assert out[0, 0, 0].eq(0).all() and out[0, 0, 1:].ne(0).any(-1).all()
             (out * torch.arange(8.0)).sum().backward()
             assert all(x.grad.isfinite().all() for x in inputs)
             assert inputs[0].grad[0, 0, 0].eq(0).all() and inputs[0].grad.abs().max() > 0.01
