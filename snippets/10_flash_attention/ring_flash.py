@@ -235,7 +235,11 @@ def main() -> None:
         for length in (TOKENS, TOKENS // 2):  # two sizes of the cache
             query, cache = whole[0][:, :, -1:], [x[:, :, :length] for x in whole[1:]]
             mine = [x.chunk(2 * n, dim=2)[rank::n] for x in cache]  # any split of the cache
+            count["pairs"] = 0
             found = decode(query, *(torch.cat(parts, dim=2) for parts in mine))
+            together = torch.tensor(count["pairs"], device=device)
+            dist.all_reduce(together)
+            assert together == length, "each rank attends only to its own part of the cache"
             torch.testing.assert_close(found, F.scaled_dot_product_attention(query, *cache))
             sizes.append(count["decode bytes"])
         assert sizes[0] == sizes[1] == 4 * B * A * (D + 1)
