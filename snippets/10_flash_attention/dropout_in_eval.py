@@ -37,7 +37,7 @@ def main() -> None:
         print(f"{name:10} in eval: twice the same {torch.equal(first, second)!s:5}", end="  ")
         print(f"off by ≈{100 * off:.0f}% of the norm")
         assert (name == "Fixed") == torch.equal(first, second) == (off < 1e-5)
-        expected = (0.1 / (1 - 0.1)) ** 0.5  # the relative standard deviation of each weight
+        expected = (1 / 9) ** 0.5  # each weight has the relative variance p / (1 - p)
         assert name == "Fixed" or 0.75 < off / expected < 1.33
         with_one_seed = []
         for mode in (True, False):
