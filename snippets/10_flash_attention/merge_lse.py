@@ -109,6 +109,9 @@ def main() -> None:
     torch.testing.assert_close(merge(merge(none, none), a), a)
     mean = (a[0] + b[0] + c[0]) / 3
     assert (mean - truth).abs().max() > 0.1, "a plain mean of the parts is wrong"
+    first, second, third = ((part[0], torch.zeros_like(part[1])) for part in (a, b, c))
+    alike, _ = merge(merge(first, second), third)  # a mean treats all log-sum-exps as equal
+    torch.testing.assert_close(alike, mean)
     print("three parts merged as (ab)c, a(bc) and c(ba): attention to all keys, and its lse")
 
     # --8<-- [start:shared]
