@@ -37,7 +37,8 @@ def summed(parts: list[torch.Tensor], order: list[int]) -> torch.Tensor:
 def main() -> None:
     torch.set_num_threads(1)
     parts, exact = contributions()
-    runs = [summed(parts, torch.randperm(len(parts)).tolist()) for _ in range(20)]
+    orders = [torch.randperm(len(parts)).tolist() for _ in range(20)]
+    runs = [summed(parts, order) for order in orders]
     different = len({tuple(r.flatten().tolist()) for r in runs})
     spread = (torch.stack(runs).max(0).values - torch.stack(runs).min(0).values).max()
     errors = [((r - exact).norm() / exact.norm()).item() for r in runs]
@@ -46,6 +47,9 @@ def main() -> None:
     print(f"relative error of each: ≈{min(errors):.0e} to ≈{max(errors):.0e}")
     print(f"one owner, one order: {len({tuple(r.flatten().tolist()) for r in owned})} result")
     assert different > 1 and all(torch.equal(r, owned[0]) for r in owned)
+    again = [summed(parts, order) for order in orders]  # the order alone decides the bits
+    assert all(torch.equal(x, y) for x, y in zip(runs, again, strict=True))
+    assert len(set(errors)) == different  # the errors are those of the different results
     assert max(errors) < 1e-6 and max(errors) < 1.2 * min(errors)  # none is better
 
 

@@ -42,6 +42,10 @@ def zigzag_per_document(lengths: list[int], n: int) -> list[torch.Tensor]:
 
 
 def main() -> None:
+    assert torch.stack(contiguous([8], 4)).tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert torch.stack(zigzag([8], 4)).tolist() == [[0, 7], [1, 6], [2, 5], [3, 4]]
+    both = zigzag_per_document([8, 16], 4)  # the second document begins at token 8
+    assert both[1].tolist() == [1, 6, 10, 11, 20, 21]
     print(f"slowest rank's pairs over a fair share, {RANKS} ranks, 1,024 tokens")
     print("documents in the row     contiguous   zigzag   zigzag per document")
     for name, lengths in ROWS.items():

@@ -94,20 +94,20 @@ def main() -> None:
     weights = torch.softmax(inputs[0] @ inputs[1].T / D**0.5, dim=-1)
     truth = (weights * full) @ inputs[2]
     truth.backward(d_out)
-    for name, make in (("counter", lambda: keep), ("stateful", Stateful)):
+    visited: list[tuple[int, int]] = []
+
+    def noted(seed, rows, columns, keys):
+        visited.append((rows[0].item(), columns[0].item()))
+        return keep(seed, rows, columns, keys)
+
+    for name, make in (("counter", lambda: noted), ("stateful", Stateful)):
         out, lse = forward(q, k, v, make(), tile=16)
         gradients = backward(d_out, q, k, v, out, lse, make(), tile=12)
         if name == "counter":
             torch.testing.assert_close(out, truth)
             torch.testing.assert_close(list(gradients), [x.grad for x in inputs])
-            visited: list[int] = []
-
-            def noted(seed, rows, columns, keys, visited=visited):
-                visited.append(columns[0].item())
-                return keep(seed, rows, columns, keys)
-
-            backward(d_out, q, k, v, out, lse, noted, tile=12)
-            assert visited == [36, 24, 12, 0]  # another order than forward's
+            # forward visits tiles of rows, and backward visits tiles of columns, last first
+            assert visited == [(0, 0), (16, 0), (32, 0), (0, 36), (0, 24), (0, 12), (0, 0)]
             print("counter:  output, dQ, dK and dV equal those with a stored mask")
             continue
         rule = make()
@@ -115,9 +115,15 @@ def main() -> None:
         torch.testing.assert_close(mask.unique().float(), full.unique())  # the same scale
         assert abs((mask > 0).double().mean() - (1 - DROP)) < 0.04
         inputs = [x.clone().requires_grad_() for x in (q, k, v)]
-        ((torch.softmax(inputs[0] @ inputs[1].T / D**0.5, -1) * mask) @ inputs[2]).backward(
-            d_out
-        )
+        expected = (torch.softmax(inputs[0] @ inputs[1].T / D**0.5, -1) * mask) @ inputs[2]
+        torch.testing.assert_close(out, expected)  # forward started from the same seed
+        expected.backward(d_out)
+
+        def stored(seed, rows, columns, keys, mask=mask):
+            return mask[rows[:, None], columns]
+
+        right = backward(d_out, q, k, v, out, lse, stored, tile=12)  # only the numbers differ
+        torch.testing.assert_close(list(right), [x.grad for x in inputs])
         error = (gradients[2] - inputs[2].grad).norm() / inputs[2].grad.norm()
         assert error > 0.1
         print(f"stateful: the same seed in both, dV off by ≈{100 * error:.0f}%")

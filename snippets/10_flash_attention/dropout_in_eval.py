@@ -31,13 +31,20 @@ def main() -> None:
     truth = F.scaled_dot_product_attention(q, k, v, is_causal=True)
     for module in (Forgetful().eval(), Fixed().eval()):
         first, second = module(q, k, v), module(q, k, v)
+        assert not module.training
         off = ((first - truth).norm() / truth.norm()).item()
         name = type(module).__name__
         print(f"{name:10} in eval: twice the same {torch.equal(first, second)!s:5}", end="  ")
         print(f"off by ≈{100 * off:.0f}% of the norm")
         assert (name == "Fixed") == torch.equal(first, second) == (off < 1e-5)
-        expected = (0.1 / (1 - 0.1)) ** 0.5  # the relative standard deviation of each weight
+        expected = (1 / 9) ** 0.5  # each weight has the relative variance p / (1 - p)
         assert name == "Fixed" or 0.75 < off / expected < 1.33
+        with_one_seed = []
+        for mode in (True, False):
+            torch.manual_seed(1)
+            with_one_seed.append(module.train(mode)(q, k, v))
+        # eval() changes nothing in the forgetful module, and turns off dropout in the fixed one
+        assert torch.equal(*with_one_seed) == (name == "Forgetful")
     assert not torch.equal(Fixed()(q, k, v), truth), "in training it drops"
     v = torch.eye(64).expand(1, 4, 64, 64)  # with these values the output is the weights
     weights = F.scaled_dot_product_attention(q, k, v, is_causal=True)

@@ -82,11 +82,17 @@ def main() -> None:
     k = F.normalize(k, dim=-1)
     gates = F.logsigmoid(torch.randn(100) + 3), torch.rand(100)
     ours, ours_state = recurrent_delta(q * WIDTH**-0.5, k, v, *gates)
-    out, last = library.torch_chunk_gated_delta_rule(
-        *(x[None, :, None] for x in (q, k, v, *gates)), output_final_state=True
-    )
-    torch.testing.assert_close(out[0, :, 0], ours, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(last[0, 0], ours_state, rtol=1e-4, atol=1e-5)
+    for wrong in ((0 * gates[0], gates[1]), (gates[0], torch.ones(100))):  # both gates matter
+        assert (recurrent_delta(q * WIDTH**-0.5, k, v, *wrong)[0] - ours).abs().max() > 0.1
+    inputs, outputs = [x[None, :, None] for x in (q, k, v, *gates)], []
+    for size in (64, 25):
+        out, last = library.torch_chunk_gated_delta_rule(
+            *inputs, chunk_size=size, output_final_state=True
+        )
+        torch.testing.assert_close(out[0, :, 0], ours, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(last[0, 0], ours_state, rtol=1e-4, atol=1e-5)
+        outputs.append(out)
+    assert not torch.equal(*outputs), "another chunk size rounds in another way"
     print("the library's chunked delta rule gives the output and the state of our recurrence")
 
 

@@ -65,8 +65,13 @@ def main() -> None:
         out = eight @ w / weights.sum(1, keepdim=True)
         wrong = (x @ y.T - q @ k.T) / D**0.5
         relative = (wrong.norm() / (q @ k.T).norm() * D**0.5).item()
-        rounding = [((a - b @ turn).norm() / b.norm()).item() for a, b in ((x, q), (y, k))]
-        assert 0.9 < relative / math.hypot(*rounding) < 1.1  # both errors, independent
+        factors = ((x, q @ turn), (y, k @ turn), (w, v), (eight, weights))
+        rounding = [((a - b).norm() / b.norm()).item() for a, b in factors]
+        for a, b in factors[:3]:  # the largest entry of a block that has its own scale is exact
+            largest = [t.reshape(-1, TILE * D).abs().amax(1) for t in (a, b)]
+            assert torch.allclose(*largest, rtol=1e-5, atol=0) == (rows == TILE)
+        assert min(rounding) > 0.01 and max(rounding) < 0.05, "all four are rounded to fp8"
+        assert 0.9 < relative / math.hypot(*rounding[:2]) < 1.1  # both errors, independent
         errors[name] = (out - truth).square().mean().sqrt().item()
         largest, worst = (q @ turn).abs().max(), wrong.abs().max()
         averages.append(relative)

@@ -26,7 +26,7 @@ def main() -> None:
         print(f"-1e9 in fp16: {error}")
     least = torch.finfo(torch.float16).min  # -65504
     finite = zeros.masked_fill(~keep, least)
-    twice = finite + finite  # a causal mask and a padding mask, added
+    twice = finite + finite  # two masks that hide the same keys, added
 
     def row(mask: torch.Tensor, attend=F.scaled_dot_product_attention) -> list[float]:
         return [round(w, 2) for w in attend(q, k, v, mask)[0, 0, 0, :4].tolist()]
@@ -48,13 +48,17 @@ def main() -> None:
     torch.testing.assert_close(row(finite), row(zeros), rtol=0, atol=0.02)
     assert torch.tensor(row(twice, by_hand)).isnan().all()
     assert row(keep) == row(twice) == [0.0] * 4
+    flash_allowed = []
     for backend in (SDPBackend.MATH, SDPBackend.FLASH_ATTENTION):  # in fp32, gradients too
         with sdpa_kernel(backend):
+            flash_allowed.append(torch.backends.cuda.flash_sdp_enabled())  # on a CPU, too
             inputs = [x.float().requires_grad_() for x in (q, k, v)]
             out = F.scaled_dot_product_attention(*inputs, attn_mask=keep)
+            assert out[0, 0, 0].eq(0).all() and out[0, 0, 1:].ne(0).any(-1).all()
             (out * torch.arange(8.0)).sum().backward()
             assert all(x.grad.isfinite().all() for x in inputs)
             assert inputs[0].grad[0, 0, 0].eq(0).all() and inputs[0].grad.abs().max() > 0.01
+    assert flash_allowed == [False, True]
 
 
 if __name__ == "__main__":

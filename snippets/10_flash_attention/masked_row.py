@@ -78,7 +78,9 @@ def main() -> None:
         ("library", library),
     ):
         out = way(q, k, v, seen)
-        gradients = torch.autograd.grad(out[3:].sum(), (q, k, v))  # no loss on padding
+        loss = out[3:].sum()  # no loss on padding
+        assert loss.isfinite(), "the loss must ignore the rows without keys"
+        gradients = torch.autograd.grad(loss, (q, k, v))
         results[name] = (out, gradients)
         print(f"{name:20}" + "".join(f"{describe(t):10}" for t in (out, *gradients)))
     assert (
@@ -90,6 +92,8 @@ def main() -> None:
     torch.testing.assert_close(results["guarded"], results["library"])
     for out, _ in results.values():  # all agree on the rows that see a key
         torch.testing.assert_close(out[3:], results["library"][0][3:])
+        weight = torch.sigmoid(q[4] @ (k[4] - k[3]) / d**0.5)  # row 4 sees the keys 3 and 4
+        torch.testing.assert_close(out[4], weight * v[4] + (1 - weight) * v[3])
     assert results["nan_to_num after"][0][:3].eq(0).all()
     with torch.no_grad():
         for guard in (False, True):

@@ -109,6 +109,9 @@ def main() -> None:
     torch.testing.assert_close(merge(merge(none, none), a), a)
     mean = (a[0] + b[0] + c[0]) / 3
     assert (mean - truth).abs().max() > 0.1, "a plain mean of the parts is wrong"
+    first, second, third = ((part[0], torch.zeros_like(part[1])) for part in (a, b, c))
+    alike, _ = merge(merge(first, second), third)  # a mean treats all log-sum-exps as equal
+    torch.testing.assert_close(alike, mean)
     print("three parts merged as (ab)c, a(bc) and c(ba): attention to all keys, and its lse")
 
     # --8<-- [start:shared]
@@ -118,6 +121,7 @@ def main() -> None:
     cascade, _ = merge(shared, attend(q, own_k, own_v))
     # --8<-- [end:shared]
     torch.testing.assert_close(cascade, truth, rtol=1e-4, atol=1e-5)
+    assert out.shape == (A, B, D)  # one product per head: all requests read the same prefix
     plain = whole_k.nbytes + whole_v.nbytes
     once = sum(x.nbytes for x in (prefix_k, prefix_v, own_k, own_v))
     assert plain * (PREFIX + B * OWN) == once * B * (PREFIX + OWN)

@@ -20,7 +20,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 B, A, TOKENS, D = 1, 4, 480, 16  # 1, 2, 3 and 4 ranks cut TOKENS into 2n chunks
-count = {"bytes": 0, "pairs": 0}
+count = {"bytes": 0, "pairs": 0, "by definition": 0}
 
 
 # --8<-- [start:tile]
@@ -38,6 +38,7 @@ def wide(*tensors):
 
 
 def forward_by_definition(q, k, v, causal: bool):
+    count["by definition"] += 1
     q, k, v = wide(q, k, v)
     scores = q @ k.mT / math.sqrt(q.shape[-1])
     if causal:
@@ -55,6 +56,7 @@ def tile_backward(d_out, q, k, v, out, lse, causal: bool):
 
 
 def backward_by_definition(d_out, q, k, v, out, lse, causal: bool):
+    count["by definition"] += 1
     d_out, q, k, v, out = wide(d_out, q, k, v, out)
     scale = 1 / math.sqrt(q.shape[-1])
     weights = torch.exp(q @ k.mT * scale - lse[..., None])
@@ -194,7 +196,8 @@ def check_definition(device: torch.device) -> None:
         torch.testing.assert_close(forward_by_definition(q, k, v, causal), (out, lse))
         given = d_out, q, k, v, out, lse, causal
         torch.testing.assert_close(backward_by_definition(*given), tile_backward(*given))
-    count["pairs"] = 0
+    assert count["by definition"] == (8 if device.type == "cpu" else 16)
+    count["pairs"] = count["by definition"] = 0
 
 
 def main() -> None:
@@ -232,10 +235,16 @@ def main() -> None:
         for length in (TOKENS, TOKENS // 2):  # two sizes of the cache
             query, cache = whole[0][:, :, -1:], [x[:, :, :length] for x in whole[1:]]
             mine = [x.chunk(2 * n, dim=2)[rank::n] for x in cache]  # any split of the cache
+            count["pairs"] = 0
             found = decode(query, *(torch.cat(parts, dim=2) for parts in mine))
+            together = torch.tensor(count["pairs"], device=device)
+            dist.all_reduce(together)
+            assert together == length, "each rank attends only to its own part of the cache"
             torch.testing.assert_close(found, F.scaled_dot_product_attention(query, *cache))
             sizes.append(count["decode bytes"])
         assert sizes[0] == sizes[1] == 4 * B * A * (D + 1)
+    if device.type == "cpu":
+        assert count["by definition"] == 0, "the kernel of the library computes every tile"
     every = [torch.empty((), dtype=torch.long, device=device) for _ in range(n)]
     dist.all_gather(every, torch.tensor(pairs, device=device))
     if rank == 0:

@@ -115,6 +115,10 @@ def main() -> None:
         dense = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         everything = sparse_attention(q, k, v, indexer(x), S)
         torch.testing.assert_close(everything, dense)
+        heads = indexer.query(x[100]).view(INDEX_HEADS, INDEX_D)  # one query by the formula
+        by_head = [(indexer.key(x[:101]) @ head).clamp(min=0) for head in heads]
+        by_loop = sum(w * each for w, each in zip(indexer.weight(x[100]), by_head, strict=True))
+        torch.testing.assert_close(indexer(x)[100, :101], by_loop)
         truth = weights(q, k)
         random = torch.rand(S, S).masked_fill(later(S), -torch.inf)
         choices = {
@@ -139,7 +143,11 @@ def main() -> None:
         torch.testing.assert_close(by_mask, out)
     order = [results[name] for name in choices]
     assert order[0][0] < order[2][0] < order[3][0] and order[1][0] < order[2][0]
-    assert order[3][1] < order[2][1] < min(order[0][1], order[1][1])
+    assert order[3][1] < order[2][1] < order[0][1] < order[1][1]
+    expected = sum(32 / (t + 1) for t in range(64, S)) / (S - 64)  # of keys chosen at random
+    assert abs(order[0][0] - expected) < 0.03
+    largest = truth.mean(0).topk(32).values.sum(-1)[64:].mean()  # the mean over the heads
+    assert abs(order[3][0] - largest) < 1e-5, "no choice of 32 keys has a larger weight"
 
     print("DeepSeek-V3.2, one layer, one new token: dense over sparse")
     for n in (2048, 8192, 32768, 131072):

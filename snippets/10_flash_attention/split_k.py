@@ -26,16 +26,16 @@ def partial(q, k, v) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.exp(scores - lse) @ v, lse
 
 
+def compute_parts(q, k, v, parts: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute the parts independently. On a GPU, each part is one block."""
+    pieces = zip(k.tensor_split(parts, dim=-2), v.tensor_split(parts, dim=-2), strict=True)
+    outs, lses = zip(*(partial(q, kk, vv) for kk, vv in pieces), strict=True)
+    return torch.stack(outs), torch.stack(lses)
+
+
 def merge(outs: torch.Tensor, lses: torch.Tensor) -> torch.Tensor:
     """Merge outputs [parts, ..., d] by their lses [parts, ..., 1]; the weights are e^lse."""
     return (torch.softmax(lses, dim=0) * outs).sum(0)
-
-
-def split_attention(q, k, v, parts: int) -> torch.Tensor:
-    """Compute the parts independently and merge them. On a GPU, each part is one block."""
-    pieces = zip(k.tensor_split(parts, dim=-2), v.tensor_split(parts, dim=-2), strict=True)
-    outs, lses = zip(*(partial(q, kk, vv) for kk, vv in pieces), strict=True)
-    return merge(torch.stack(outs), torch.stack(lses))
 
 
 # --8<-- [end:split]
@@ -92,9 +92,13 @@ def main() -> None:
     k[..., 900, :] = 3 * q[..., 0, :]  # one part outweighs the rest
     truth = F.scaled_dot_product_attention(q, k, v)
     for parts in (1, 2, 7, 64, 1000):
-        torch.testing.assert_close(split_attention(q, k, v, parts), truth, rtol=1e-4, atol=1e-5)
-    pieces = zip(k.chunk(8, 2), v.chunk(8, 2), strict=True)
-    outs = torch.stack([partial(q, kk, vv)[0] for kk, vv in pieces])
+        outs, lses = compute_parts(q, k, v, parts)
+        assert outs.shape == (parts, *truth.shape) and lses.shape == (parts, 2, 8, 1, 1)
+        torch.testing.assert_close(merge(outs, lses), truth, rtol=1e-4, atol=1e-5)
+    # if all scores are 0, the log-sum-exp of a part is the logarithm of its number of keys
+    lses = compute_parts(0 * q, k, v, 7)[1]
+    assert lses.exp().round()[:, 0, 0, 0, 0].tolist() == [143] * 6 + [142]
+    outs, _ = compute_parts(q, k, v, 8)
     assert (outs.mean(0) - truth).abs().max() > 0.1, "a plain mean of the parts is wrong"
     print("1, 2, 7, 64 and 1,000 parts: equal to SDPA; the mean of the parts is not")
 

@@ -44,6 +44,8 @@ def main() -> None:
             f"{s:5}   {-s % TILE:12}   {cells[0]:>14}   {cells[1]:>12}     ≈{ratio:.2f}   "
             f"{predicted:9.2f}"
         )
+        real = (q @ k.T / 4).exp().sum(-1, keepdim=True)  # each phantom key adds e^0 = 1
+        torch.testing.assert_close(wrong, (truth * real / (real + -s % TILE)).float())
         assert errors[1] < 1e-5
         assert (errors[0] < 1e-5) == (s % TILE == 0) and abs(ratio - predicted) < 0.05
     assert ratio < 0.3  # 3 real keys, 29 phantoms

@@ -328,6 +328,11 @@ def main() -> None:
     ours = backward(q, k, v, o, lse, do, starts, True, block=(32, 16))
     for gradient, exact in zip(ours, truth, strict=True):
         assert (gradient - exact).norm() < (5e-3 if on_gpu else 1e-5) * exact.norm()
+    try:  # the gradient of a sum is one number, expanded with strides of 0
+        backward(q, k, v, o, lse, torch.ones((), device=device).expand_as(do), starts)
+        raise AssertionError("this layout must be rejected")
+    except ValueError:
+        pass
 
 
 if __name__ == "__main__":

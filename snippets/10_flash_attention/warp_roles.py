@@ -257,6 +257,15 @@ def main() -> None:
             for tile, last_use in (("k", "s"), ("v", "out")):
                 for j, g in product(range(STAGES, TILES), range(groups)):
                     assert ended[tile, j] - m.copy >= ended[last_use, g, j - STAGES] - 1e-6
+        for g, j in product(range(groups), range(TILES)):  # each step follows its inputs
+            for what, clocks, *inputs in (
+                (("s", g, j), m.product, ("k", j)),
+                (("max", g, j), m.max, ("s", g, j)),
+                (("p", g, j), m.rest, ("exp", g, j), ("polynomial", g, j)),
+                (("out", g, j), m.product, ("p", g, j), ("v", j), ("scaled", g, j)),
+                (("scaled", g, j), 0, ("max", g, j), ("out", g, j - 1)),
+            ):
+                assert ended[what] - clocks >= max(ended.get(i, 0) for i in inputs) - 1e-6
         limit = max(TILES * step - m.rescale, *busy.values())  # no schedule is faster
         assert limit * (1 - 1e-9) < end < 1.08 * limit
         shares[m.name, name] = busy["tensor"] / end
