@@ -41,6 +41,10 @@ def main() -> None:
     assert q.tolist() == [0, 1, 2, 3, 4, 7, 7] and back[2] == 0
     assert quantize(torch.tensor([-9.0]), scale, zero, 3) == 0  # clamped, not wrapped around
     assert parameters(1.0, 3.5, 3) == (0.5, 0) and parameters(-3.5, -1.0, 3) == (0.5, 7)
+    zeros = parameters(-0.875, 2.625, 3)[1], parameters(-1.125, 2.375, 3)[1]
+    assert zeros == (2, 2)  # 1.75 and 2.25 steps are rounded to the nearest
+    ties = quantize(torch.tensor([0.25, 0.75]), 0.5, 1, 3)  # 0.5 and 1.5 steps
+    assert ties.tolist() == [1, 3]  # 0 and 2 steps, then the zero point
 
     x = torch.randn(100_000, generator=torch.Generator().manual_seed(0))
     scale, zero = parameters(x.min().item(), x.max().item(), bits=8)

@@ -336,6 +336,8 @@ def main() -> None:
     train(model, text)
     starts = torch.randint(len(text) - 64, (32, 1))
     calibration = text[starts + torch.arange(64)]
+    unseen = held_out.unfold(0, 64, 1)  # no method sees a window of the text that is measured
+    assert not any((unseen == window).all(1).any() for window in calibration)
 
     def trained_on(new: Callable[..., nn.Module] | None) -> CharModel:
         tuned = copy.deepcopy(model) if new is None else swap(model, new)
@@ -380,14 +382,18 @@ def main() -> None:
         print(f"{name:20}{total:9,} {bits:11.2f}           ≈{loss[name]:.3f}         "
               f"≈{speed[name]:,.0f}")  # fmt: skip
     check_layers(model, models, calibration)
+    assert len(set(loss.values())) == len(loss)  # each row is the loss of a different model
     for name in ("bf16", "int8 dynamic", "int8 static", "int8 weights", "fp8 weights"):
         assert abs(loss[name] - loss["fp32"]) < 0.02
     for name in ("int4, to nearest", "int4, AWQ", "NF4"):
         assert 0.005 < loss[name] - loss["fp32"] < 0.04
     lost = loss["int4, to nearest"] - loss["fp32"]
     assert loss["int4, GPTQ"] - loss["fp32"] < 0.75 * lost
-    lost = loss["the same in int4"] - loss["fp32, 100 steps more"]
-    assert loss["int4, QAT"] - loss["fp32, 100 steps more"] < 0.8 * lost
+    longer_loss = loss["fp32, 100 steps more"]
+    lost = loss["the same in int4"] - longer_loss
+    assert 0.03 < loss["fp32"] - longer_loss < 0.12 and 0.005 < lost < 0.04
+    # QAT trains for the same number of steps: it recovers a part of what rounding costs
+    assert 0.2 * lost < loss["int4, QAT"] - longer_loss < 0.8 * lost
 
 
 if __name__ == "__main__":

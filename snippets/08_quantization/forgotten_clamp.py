@@ -7,6 +7,15 @@ rounded to 128, and the cast turns 128 into -128 on this CPU.
 import torch
 
 
+# --8<-- [start:fix]
+def round_to_int8(w: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """Divide in fp32 by the scale that will be stored, round to the nearest, and clamp."""
+    return (w.float() / scale.float()).round().clamp(-127, 127).to(torch.int8)
+
+
+# --8<-- [end:fix]
+
+
 def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -21,16 +30,16 @@ def main() -> None:
     print(f"largest quotient: {steps.abs().max():.0f}; weights whose sign has flipped: "
           f"{flipped} in {len(w)} rows")  # fmt: skip
     print(f"relative error without clamp {error:.1%}", end=", ")
-    # --8<-- [start:fix]
-    exact = (w.abs().amax(1, keepdim=True) / 127).float()  # the scale that will be stored
-    q = (w.float() / exact).round().clamp(-127, 127).to(torch.int8)
-    # --8<-- [end:fix]
-    assert torch.equal(exact, scale.float())
+    q = round_to_int8(w, scale)
     fixed = ((q * scale.float() - w).norm() / w.float().norm()).item()
     print(f"divided in fp32 and clamped {fixed:.1%}")
     assert flipped > 0 and error > 4 * fixed
     assert (q.float() * w >= 0).all()
-    assert ((q * exact - w.float()).abs() <= exact * (0.5 + 1e-4)).all()  # half a step at most
+    steps_off = (q * scale.float() - w.float()).abs() / scale.float()
+    assert (steps_off <= 0.5 + 1e-4).all()  # half a step at most
+    # weights beyond the range of the scale saturate on both sides, and keep their signs
+    beyond = round_to_int8(2 * w, scale)
+    assert (beyond.float() * w >= 0).all() and beyond.aminmax() == (-127, 127)
 
 
 if __name__ == "__main__":

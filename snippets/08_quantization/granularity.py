@@ -22,6 +22,7 @@ def quantize_groups(w: torch.Tensor, bits: int, size: int) -> tuple[torch.Tensor
     largest = 2 ** (bits - 1) - 1
     groups = w.reshape(-1, size)
     step = groups.abs().amax(1, keepdim=True) / largest  # [groups, 1]
+    step = step.bfloat16().float()  # scales are stored in 16 bits
     return ((groups / step).round() * step).view_as(w), step
 
 

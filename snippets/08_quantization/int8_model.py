@@ -218,6 +218,8 @@ def main() -> None:
 
     before = bits_per_character(model, held_out)
     windows = text[: 32 * 64].view(32, 64)  # from the training text, not from the test text
+    unseen = held_out.unfold(0, 64, 1)
+    assert not any((unseen == window).all(1).any() for window in windows)
     print("                                bytes   bits per character   added")
     print(f"{'fp32':26}{bytes_of(model):11,}   ≈{before:.3f}")
     rows: dict[str, object] = {
@@ -228,13 +230,16 @@ def main() -> None:
     }
     many, one = rows["int8, static, 32 windows"], rows["int8, static, 1 window"]
     assert all(many[key][0] < one[key][0] and one[key][1] < many[key][1] for key in one)
+    losses = {before}
     for name, ranges in rows.items():
         converted = convert(model, ranges)
         after = bits_per_character(converted, held_out)
+        losses.add(after)
         cells = f"≈{after:.3f}             ≈{after - before:+.3f}"
         print(f"{name:26}{bytes_of(converted):11,}   {cells}")
         assert abs(after - before) < 0.005, (name, after)
         assert bytes_of(converted) < 0.35 * bytes_of(model)
+    assert len(losses) == 1 + len(rows)  # each row is the loss of a different model
 
 
 if __name__ == "__main__":

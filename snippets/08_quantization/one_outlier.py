@@ -41,6 +41,10 @@ def main() -> None:
         print(f"{name:16} weights at zero  {zeros[0]:11.1%} {zeros[1]:15.1%} {zeros[2]:20.1%}")
         print(f"{'':16} error of others  {errors[0]:11.1%} {errors[1]:15.1%} {errors[2]:20.1%}")
     assert zeros[0] > 0.9 and errors[0] > 0.9 and max(errors[1:]) < 0.02
+    lost = (backs[1] == 0).float().mean(1) > 0.9  # with a scale per row, only row 7 is lost
+    assert lost.nonzero().tolist() == [[7]]
+    ends = torch.stack(quantize(w, torch.tensor(0.01)).aminmax())  # a clip has two sides
+    torch.testing.assert_close(ends, torch.tensor([-0.01, 0.01]))
 
 
 if __name__ == "__main__":

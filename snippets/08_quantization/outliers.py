@@ -248,6 +248,8 @@ def main() -> None:
         train(original, text)
     altered = make_outliers(original, [3, 40], 64)
     calibration = text[:2048].view(-1, 64)
+    unseen = held_out.unfold(0, 64, 1)
+    assert not any((unseen == window).all(1).any() for window in calibration)
     assert torch.equal(original(calibration), altered(calibration))
     print("the model with outliers is the same function, bit for bit")
 
@@ -279,6 +281,13 @@ def main() -> None:
     torch.testing.assert_close(x_max["1.up"] * scales, (linear.weight / scales).abs().amax(0))
     assert 0.001 < relative_error(W8A8(linear, -1).weight, linear.weight) < 0.02
     assert 0.001 < relative_error(LLMInt8(linear, -1)(x), linear(x)) < 0.02
+    # with an identity as its weight, a layer returns its rounded inputs: count the different
+    # numbers in channel 0, which is no outlier
+    identity = nn.Linear(64, 64, bias=False)
+    identity.weight = nn.Parameter(torch.eye(64))
+    counts = [new("1.up", identity, None)(x)[:, 0].unique().numel()
+              for new in (plain, smoothed, split)]  # fmt: skip
+    assert counts[0] < 8 < counts[1] < counts[2] <= 255, counts
 
     losses = {}
     print("int8 weights and activations   a scale per tensor, per token")
@@ -290,7 +299,10 @@ def main() -> None:
         ("Hadamard rotation", altered, rotated),
     ):
         for where, dim in (("tensor", None), ("token", -1)):
-            losses[name, where] = evaluate(swap(model, new, dim))
+            tested = swap(model, new, dim)
+            has_outliers = tested.blocks[0].norm1.weight.abs()[[3, 40]].min() > 10
+            assert has_outliers == (name != "without outliers")
+            losses[name, where] = evaluate(tested)
         print(
             f"{name:28} ≈{losses[name, 'tensor']:.3f}              ≈{losses[name, 'token']:.3f}"
         )

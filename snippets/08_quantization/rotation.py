@@ -9,6 +9,7 @@ can be rotated without any cost at run time.
 import math
 
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 TOKENS, N, OUT, OUTLIERS = 256, 512, 512, 6
 
@@ -59,6 +60,14 @@ def main() -> None:
     spike = torch.zeros(N, dtype=torch.float64)
     spike[7] = 1
     torch.testing.assert_close(fwht(spike).abs(), torch.full_like(spike, N**-0.5))
+
+    def numbers(*_: torch.Size, out_shape: torch.Size) -> int:
+        return math.prod(out_shape)
+
+    additions = dict.fromkeys((torch.ops.aten.add, torch.ops.aten.sub), numbers)
+    with FlopCounterMode(display=False, custom_mapping=additions) as counter:
+        fwht(spike)
+    assert counter.get_total_flops() == N * math.log2(N)  # and no matrix product
     print("xR · Rᵀw = xw, and one spike becomes 512 equal magnitudes")
     print(f"largest / rms of x: {crest(x):.1f}, rotated {crest(fwht(x)):.1f}; "
           f"√(2 ln n) of a Gaussian's {x.numel():,} numbers: "

@@ -77,6 +77,7 @@ def main() -> None:
         assert all(
             abs(a - b) <= largest / POINTS / 2 for a, b in zip(NUMBERS, back, strict=True)
         )
+    assert rounded([-9.0, 9.0], 0.5) == [-1.5, 1.5]  # the ends of the grid
     assert zeros[OUTLIER] == len(NUMBERS) > 3 * zeros[1.0]
 
 

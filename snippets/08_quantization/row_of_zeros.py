@@ -44,11 +44,17 @@ def main() -> None:
     error = (back - w).norm(dim=1) / w.norm(dim=1).clamp(min=1e-30)
     assert error.max() < 0.02 and (back[3] == 0).all()
     print(f"error of row 5: {error[5]:.1%}")
+    # the smallest step of PyTorch's observers is larger than the step of row 5
+    coarse = right(w, torch.finfo(torch.float32).eps)
+    assert 0.2 < (coarse - w)[5].norm() / w[5].norm() < 0.5 and (coarse[3] == 0).all()
 
     step = (w[5].abs().max() / 127).half()
     print(f"its step, {w[5].abs().max() / 127:.1e}, in float16: {step:.1e}")
     lost = (w[5] / step.float()).round().clamp(-127, 127) * step.float()
     assert step == 0 and (lost == 0).all()  # infinity, clamped to 127, times 0
+    step = (w[5].abs().max() / 127).bfloat16().float()  # bf16 has the range of fp32
+    kept = (w[5] / step).round().clamp(-127, 127) * step
+    assert (kept - w[5]).norm() < 0.02 * w[5].norm()
 
 
 if __name__ == "__main__":

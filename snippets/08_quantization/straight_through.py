@@ -75,9 +75,10 @@ def main() -> None:
     print(
         "one weight, target 0.3, integers only; the better of them is 0, with a loss of 0.045"
     )
-    stuck = descend(torch.round, 0.3)
+    functions = (torch.round, round_through)
+    stuck, moved = (descend(function, 0.3, steps=1000) for function in functions)
     print(f"  round: stays at {stuck[-1]:.0f}, because its gradient is 0")
-    assert set(stuck) == {1.0}
+    assert set(stuck) == {1.0} and set(moved) == {0.0, 1.0}  # only the gradient is different
     for lr in (0.1, 0.01):
         path = descend(round_through, 0.3, lr=lr)[-1000:]
         switches = sum(a != b for a, b in itertools.pairwise(path))
