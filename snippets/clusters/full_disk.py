@@ -121,6 +121,7 @@ def train(rank: int, folder: Path, careful: bool) -> list[str]:
             elif rank == 0:
                 try:
                     save_naively(state, path)
+                    assert look(path) == f"step {step}"  # until the next save destroys it
                     reports.append(f"step {step}: saved")
                 except (OSError, RuntimeError) as error:
                     text = re.sub(r"(\d+)", r"≈\1", str(error).split("] . ")[-1])
@@ -235,6 +236,7 @@ def main() -> None:
             found = look(folder / "checkpoint.pt")
             print(f"  a resume finds: {found}")
             assert found == ("step 8" if careful else "no checkpoint that can be read")
+            assert (folder / "checkpoint.pt").exists()  # it is damaged, but it is not missing
             assert not list(folder.glob("*.tmp"))
             for file in folder.iterdir():
                 file.unlink()

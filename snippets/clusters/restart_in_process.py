@@ -102,6 +102,7 @@ def train(store: dist.Store, rank: int, fault: bool, agree: bool) -> dict:
         "state": run.state,
         "rounds": round_number + 1,
         "stopped": stopped,
+        "start": start,  # of the last round
         "restart": restart,
     }
 
@@ -177,7 +178,8 @@ def main() -> None:
     print(f"rounds, with a fault: {[r['rounds'] for r in restarted]}")
     stopped = [r["stopped"] for r in restarted]
     print(f"steps finished when the error came: {stopped}")
-    print(f"so all return to step {min(stopped)}")
+    print(f"so all return to step {restarted[0]['start']}")
+    assert [r["start"] for r in restarted] == [AT - 1] * RANKS  # not to the beginning
     assert stopped == [AT if r != VICTIM else AT - 1 for r in range(RANKS)]
     assert [r["rounds"] for r in undisturbed] == [1] * RANKS
     assert [r["rounds"] for r in restarted] == [2] * RANKS

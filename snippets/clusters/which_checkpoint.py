@@ -56,6 +56,8 @@ def resume(rank: int, disk: Path, how: str) -> tuple[int, str, torch.Tensor]:
     """The step from which this rank resumed, how it ended, and its weights."""
     steps = [int(path.stem) for path in disk.iterdir()]
     first = newest_common(steps) if how == "common" else max(steps)
+    if how == "common":
+        assert newest_common([rank + 1]) == 0  # the ranks have no common step
     weights = torch.load(disk / f"{first}.pt", weights_only=True)
     for step in range(first + 1, STEPS + 1):
         gradient = advance(weights, step, rank)

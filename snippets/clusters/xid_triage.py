@@ -188,6 +188,11 @@ def check_sample() -> None:
     assert "alone" not in words["node07", "0000:5d:00"]  # its node has a GPU with Xid 79
     assert "alone" not in words["node12", "0000:9b:00"]
     assert triage(["kernel: pcieport: AER: Corrected error received"]) == {}
+    # one GPU, although the lines do not write its address in the same way
+    both = triage(["NVRM: Xid (PCI:0000:5D:00): 48, DBE", "NVRM: Xid (0000:5d:00): 64, failed"])
+    assert {gpu: str(found) for gpu, found in both.items()} == {
+        ("this node", "0000:5d:00"): "drain the node, reset its GPUs"
+    }
     future = "NVRM: Xid (PCI:0000:03:00): 154, changed from 0x0 (None) to 0x9 (New)"
     assert str(triage([future])["this node", "0000:03:00"]) == "nothing now; LOOK UP Xid 154"
 

@@ -192,15 +192,16 @@ def main() -> None:
         ended = (answers == END).any(1).float().mean().item()
         tokens = answer_mask(answers).sum(1).mean().item()
         optimizer = torch.optim.AdamW(policy.parameters(), lr=3e-3)
-        reward = [grpo_step(policy, optimizer, rng) for _ in range(STEPS)][-1]
-        rows[name] = (ends, ended, tokens, reward)
+        rewards = [grpo_step(policy, optimizer, rng) for _ in range(STEPS)]
+        rows[name] = (ends, ended, tokens, rewards)
         columns = f"{ends:11,}           ≈{ended:6.1%}      ≈{tokens:.1f}"
-        print(f"{name:20} {columns}           ≈{reward:.2f}")
+        print(f"{name:20} {columns}           ≈{rewards[-1]:.2f}")
     without, first = rows.values()
     assert without[0] == 0 and first[0] == 64 * 60  # one END for each answer
     assert without[1] < 0.1 and first[1] > 0.9
     assert without[2] > PADDED - 0.5 and abs(first[2] - LENGTH - 1) < 0.3
-    assert without[3] < 0.05 and first[3] > 0.3  # answers without END never get a reward
+    assert len(without[3]) == len(first[3]) == STEPS
+    assert max(without[3]) < 0.05 and first[3][-1] > 0.3  # without END, there is never a reward
 
 
 if __name__ == "__main__":

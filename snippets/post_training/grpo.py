@@ -327,16 +327,20 @@ def main() -> None:
         chance = 0.5**LENGTH  # each bracket is right with probability 1/2
         assert abs(curve[0] - chance) < 0.02, f"before GRPO: {curve[0]:.3f}, not {chance:.3f}"
     control, _ = learn(0, half, shuffled)
-    print(f"control: rewards exchanged between answers, after {half} steps ≈{control[-1]:.3f}")
+    end = control[half]
+    print(f"control: rewards exchanged between answers, after {half} steps ≈{end:.3f}")
     draw(curves, control)
-    ends = [curve[-1] for curve in curves]
+    assert len({curve[0] for curve in curves}) == len(SEEDS), "each seed needs its own policy"
+    # the control starts from the policy of seed 0, and its training changes this policy
+    assert control[0] == curves[0][0] != end
+    ends = [curve[STEPS] for curve in curves]
     assert min(ends) > 0.2 and sum(end > 0.9 for end in ends) >= 3, (
         "with the recorded settings, every seed reaches a reward of 0.2, and at least three"
         f" seeds reach 0.9; your settings give {', '.join(f'{end:.2f}' for end in ends)}"
     )
-    assert control[-1] < 0.15 and control[-1] < curves[0][half] / 2, (
+    assert end < 0.15 and end < curves[0][half] / 2, (
         "with the recorded settings, the control stays below 0.15 and below half of seed 0;"
-        f" your settings give {control[-1]:.2f} and {curves[0][half]:.2f}"
+        f" your settings give {end:.2f} and {curves[0][half]:.2f}"
     )
 
 

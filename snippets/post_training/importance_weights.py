@@ -109,6 +109,18 @@ WEIGHTS: dict[str, Callable] = {  # d = log π - log μ of each token, 0 after t
 }
 
 
+def check_weights() -> None:
+    """Compare the rules with weights by hand, for token ratios whose product is 6 and 1/4."""
+    d = torch.tensor([[4.0, 0.5, 3.0], [0.25, 4.0, 0.25]]).log()
+    whole = {"sequence": (6.0, 0.25), "sequence, at most 2": (2.0, 0.25)}
+    whole["sequence, 0 above 2"] = 0.0, 0.25
+    expected = {name: torch.tensor(pair)[:, None].expand(2, 3) for name, pair in whole.items()}
+    expected |= {"no weights": torch.ones(2, 3), "token": d.exp()}
+    expected["token, at most 2"] = torch.tensor([[2.0, 0.5, 2.0], [0.25, 2.0, 0.25]])
+    for name, rule in WEIGHTS.items():
+        torch.testing.assert_close(rule(d), expected[name])
+
+
 def all_answers(new: int) -> torch.Tensor:
     """Return every answer of `new` tokens that the sampler can draw: only PAD after END."""
     rows = torch.tensor(list(itertools.product(range(len(TOKENS)), repeat=new)))
@@ -190,6 +202,7 @@ def plot_weights(answers: torch.Tensor, mu: torch.Tensor, pi: torch.Tensor) -> N
 
 def main() -> None:
     torch.set_num_threads(1)
+    check_weights()
     torch.manual_seed(0)
     length = 3
     every = torch.tensor(list(itertools.product((OPENING, OPENING + 1), repeat=length)))

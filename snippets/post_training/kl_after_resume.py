@@ -273,14 +273,14 @@ def main() -> None:
             resumed.step()
         reported, true = kl_of(resumed.policy, resumed.reference), kl_of(resumed.policy, start)
         last = exact_rewards(resumed.policy, prompts).mean().item()
-        rows[mistake] = (length, change, reward, first, reported, true)
-        columns = (
-            f"≈{length:.3f}   ≈{change:.5f}   ≈{reward:.3f}   {'≈' if first else ' '}"
-            f"{first:.3f}        ≈{reported:.3f}        ≈{true:.3f}    ≈{last:.3f}"
-        )
-        print(f"{mistake:22} {columns}")
+        row = rows[mistake] = (length, change, reward, first, reported, true, last)
+        exact = "≈" if first else " "
+        columns = "≈{:.3f}   ≈{:.5f}   ≈{:.3f}   " + exact
+        columns += "{:.3f}        ≈{:.3f}        ≈{:.3f}    ≈{:.3f}"
+        print(f"{mistake:22} {columns.format(*row)}")  # exactly the numbers that are checked
         if mistake == "none":
             assert distance(resumed.policy, job.policy) == 0.0  # equal to the bit
+            assert row[6] == exact_rewards(job.policy, prompts).mean().item() != reward
     none, optimizer, same, missing = rows.values()
     # the first update of a new AdamW moves every weight by its learning rate
     count = sum(p.numel() for p in policy.parameters())

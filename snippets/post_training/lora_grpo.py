@@ -308,6 +308,7 @@ def compare_samplers(
             sampler = careless
         # Here the sampler computes in fp32, so only its weights can be rounded.
         other = log_probs_of(sampler.policy.float(), prompts, answers)
+        assert other.dtype == torch.float32
         results[name] = float(((other - exact).abs() * mask).sum() / mask.sum())
     return results
 

@@ -69,6 +69,7 @@ def equal_rewards(logits: torch.Tensor, fixed: bool) -> Batch:
 def log_of_zero(logits: torch.Tensor, fixed: bool) -> Batch:
     """A probability below the smallest fp16 number becomes 0, and its logarithm is -inf."""
     logits = logits - 20.0 * torch.nn.functional.one_hot(TOKENS[0, 0], 4)  # token 0 is rare
+    assert logits.softmax(-1).log().isfinite().all()  # in float32, no probability is 0
     new = pick(logits.half().softmax(-1).log().float())
     if fixed:
         new = pick(logits.log_softmax(-1))  # one operation, in float32
