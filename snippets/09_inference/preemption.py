@@ -69,7 +69,7 @@ class Pool:
     """Blocks of keys and values for every layer, and the numbers of those that are free."""
 
     def __init__(self, model: CachedCharModel, blocks: int) -> None:
-        self.model, self.free = model, list(range(blocks))
+        self.model, self.free, self.computed = model, list(range(blocks)), 0
         heads, size = model.blocks[0].heads, model.token.embedding_dim
         shape = len(model.blocks), 2, blocks, BLOCK, heads, size // heads
         self.data = torch.full(shape, torch.nan)  # NaN reveals a read of an unwritten place
@@ -77,6 +77,7 @@ class Pool:
     def run(self, ids: list[int], start: int, table: list[int]) -> torch.Tensor:
         """Run `ids` at positions from `start` of the sequence of `table`; logits [s, v]."""
         end = start + len(ids)
+        self.computed += len(ids)  # tokens
         positions = torch.arange(start, end)
         blocks = torch.tensor(table)
         visible = torch.arange(end) <= positions[:, None]
@@ -181,6 +182,7 @@ def serve(model: CachedCharModel, prompts: list[list[int]], fix: str) -> dict:
             lengths = [len(sequence.ids) for sequence in running]
             raise Stuck(f"{lengths} tokens of {LENGTH}, {len(pool.free)} blocks free")
         done["steps"] += 1
+    done["computed"] = pool.computed
     return done | {"texts": [sequence.ids for sequence in sequences]}
 
 
@@ -216,6 +218,8 @@ def main() -> None:
         )
         moved = 2 * done["blocks"] * block_bytes  # out, and in again
         assert done["bytes moved"] == (moved if fix == "swap" else 0)
+        once = len(prompts) * LENGTH  # if no token is computed twice
+        assert done["computed"] == once + done["recomputed"]
         assert (done["preempted"] > 0) == (fix != "reserve")
         assert done["younger kept"] == 0, "the latest arrival is preempted"
         assert (done["recomputed"] > 0) == (fix == "recompute")
