@@ -69,7 +69,7 @@ class Pool:
     """Blocks of keys and values for every layer, and the numbers of those that are free."""
 
     def __init__(self, model: CachedCharModel, blocks: int) -> None:
-        self.model, self.free, self.computed = model, list(range(blocks)), 0
+        self.model, self.free = model, list(range(blocks))
         heads, size = model.blocks[0].heads, model.token.embedding_dim
         shape = len(model.blocks), 2, blocks, BLOCK, heads, size // heads
         self.data = torch.full(shape, torch.nan)  # NaN reveals a read of an unwritten place
@@ -77,7 +77,6 @@ class Pool:
     def run(self, ids: list[int], start: int, table: list[int]) -> torch.Tensor:
         """Run `ids` at positions from `start` of the sequence of `table`; logits [s, v]."""
         end = start + len(ids)
-        self.computed += len(ids)  # tokens
         positions = torch.arange(start, end)
         blocks = torch.tensor(table)
         visible = torch.arange(end) <= positions[:, None]
@@ -125,7 +124,7 @@ def serve(model: CachedCharModel, prompts: list[list[int]], fix: str) -> dict:
     sequences = [Sequence(prompt) for prompt in prompts]
     waiting, running = deque(sequences), []
     done = {"steps": 0, "preempted": 0, "recomputed": 0, "blocks": 0, "bytes moved": 0}
-    done["younger kept"] = 0
+    done["computed"] = done["younger kept"] = 0
 
     # --8<-- [start:preempt]
     def preempt(victim: Sequence) -> None:
@@ -172,6 +171,7 @@ def serve(model: CachedCharModel, prompts: list[list[int]], fix: str) -> dict:
                 pool.free.pop() for _ in range(needed(sequence, len(sequence.ids)))
             ]
             logits = pool.run(sequence.ids[sequence.cached :], sequence.cached, sequence.table)
+            done["computed"] += len(logits)  # tokens
             sequence.cached = len(sequence.ids)
             sequence.ids.append(int(logits[-1].argmax()))
             moved = True
@@ -182,7 +182,6 @@ def serve(model: CachedCharModel, prompts: list[list[int]], fix: str) -> dict:
             lengths = [len(sequence.ids) for sequence in running]
             raise Stuck(f"{lengths} tokens of {LENGTH}, {len(pool.free)} blocks free")
         done["steps"] += 1
-    done["computed"] = pool.computed
     return done | {"texts": [sequence.ids for sequence in sequences]}
 
 
