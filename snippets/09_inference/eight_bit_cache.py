@@ -5,6 +5,7 @@ fp8), one for each head from a sample of text, or one for each token and head. T
 computes the bytes, the number of requests and the time of a step for Llama 3 8B.
 """
 
+import itertools
 import math
 import random
 import unicodedata
@@ -165,6 +166,11 @@ def main() -> None:
         "int4, a token, a head": lambda layer, which, x: per_token(x, 7),
     }
     # --8<-- [end:ways]
+    for layer, which in itertools.product(range(LAYERS), (0, 1)):
+        x = sample[layer, which]
+        stored = ways["fp8, a scale a head"](layer, which, x)
+        # the largest number of a head is 448 scales, so it is stored exactly
+        torch.testing.assert_close(stored.abs().amax((0, 2, 3)), x.abs().amax((0, 2, 3)))
     exact = torch.empty(0)
     runs = [(words, keep, 1.0) for words, keep in ways.items()]
     runs.append(("fp8, keys 200 times", ways["fp8, no scale"], 200.0))

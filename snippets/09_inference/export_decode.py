@@ -6,6 +6,7 @@ support, and a Python `if` that depends on the value of a tensor.
 """
 
 import io
+from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -102,6 +103,10 @@ def main() -> None:
     # --8<-- [end:dynamic]
     torch.testing.assert_close(model(longer), last_logits(model, longer), rtol=1e-4, atol=1e-4)
     assert loaded.head.weight.data_ptr() != model.head.weight.data_ptr(), "nothing was loaded"
+    truth = model(longer)
+    with patch.object(Decoder, "forward", None):  # neither graph needs the code of the class
+        for each in (graph, loaded):
+            torch.testing.assert_close(each(longer), truth)
 
     fixed = export(model, (example,)).module()
     for name, work, looked_for in (
@@ -130,7 +135,8 @@ def main() -> None:
         fixed.head.weight.mul_(scale)
         plain.load_state_dict(fixed.state_dict())
         assert (plain(example).max() > 100) == (scale > 1)
-        torch.testing.assert_close(fixed(example), part * plain(example))
+        with patch.object(StopsNot, "forward", None):
+            torch.testing.assert_close(fixed(example), part * plain(example))
     print("torch.where instead of if: exported, and equal on both sides of the limit")
 
 

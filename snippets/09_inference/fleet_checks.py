@@ -47,7 +47,14 @@ def single_steps() -> None:
     """Compare with a simulation that executes every step."""
     theirs = arrivals(6.0, 1000)
     ours = [Request(n, r.arrival, n, 0, 0, r.prompt, r.answer) for n, r in enumerate(theirs)]
-    stepwise(theirs, 512, after)
+    executed = []  # tokens of each step
+
+    def cost(tokens: float, context: float) -> float:
+        executed.append(tokens)
+        return after(tokens, context)
+
+    stepwise(theirs, 512, cost)
+    assert sum(executed) == sum(r.prompt + r.answer - 1 for r in theirs)
     fleet = Fleet(gpus=1, max_sequences=10**6, prefix_caching=False, count_attention=False)
     first = {job.request.number: job.first_token for job in serve(fleet, ours).jobs}
     worst = max(abs(first[n] - r.first) for n, r in enumerate(theirs))

@@ -137,6 +137,7 @@ def main() -> None:
     texts = {name: [dice.randrange(42) for _ in range(n)] for name, n in enumerate(lengths)}
     paged, contiguous = PagedCache(model, blocks=32, block=8), PagedCache(model, 4, CONTEXT)
     one, other = feed(paged, texts), feed(contiguous, texts)
+    assert all(len(table) == 1 for table in contiguous.tables.values())  # one row for each
     for name, text in texts.items():
         torch.testing.assert_close(one[name], other[name])
         torch.testing.assert_close(one[name], without_cache(model, text))

@@ -124,7 +124,7 @@ def serve(model: CachedCharModel, prompts: list[list[int]], fix: str) -> dict:
     sequences = [Sequence(prompt) for prompt in prompts]
     waiting, running = deque(sequences), []
     done = {"steps": 0, "preempted": 0, "recomputed": 0, "blocks": 0, "bytes moved": 0}
-    done["younger kept"] = 0
+    done["computed"] = done["younger kept"] = 0
 
     # --8<-- [start:preempt]
     def preempt(victim: Sequence) -> None:
@@ -171,6 +171,7 @@ def serve(model: CachedCharModel, prompts: list[list[int]], fix: str) -> dict:
                 pool.free.pop() for _ in range(needed(sequence, len(sequence.ids)))
             ]
             logits = pool.run(sequence.ids[sequence.cached :], sequence.cached, sequence.table)
+            done["computed"] += len(logits)  # tokens
             sequence.cached = len(sequence.ids)
             sequence.ids.append(int(logits[-1].argmax()))
             moved = True
@@ -216,6 +217,8 @@ def main() -> None:
         )
         moved = 2 * done["blocks"] * block_bytes  # out, and in again
         assert done["bytes moved"] == (moved if fix == "swap" else 0)
+        once = len(prompts) * LENGTH  # if no token is computed twice
+        assert done["computed"] == once + done["recomputed"]
         assert (done["preempted"] > 0) == (fix != "reserve")
         assert done["younger kept"] == 0, "the latest arrival is preempted"
         assert (done["recomputed"] > 0) == (fix == "recompute")

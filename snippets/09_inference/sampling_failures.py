@@ -67,7 +67,12 @@ def main() -> None:
         print(f"{words}:\n    {result}")
         assert result.startswith("RuntimeError") != words.startswith("  "), words
     assert rows[3][1].argmax() == logits.argmax() and rows[-1][1].argmax() == 4
-    assert torch.isinf(over).all() and rows[5][1].eq(73_728).all()
+    # every error has the cause that its row names
+    empty, divided, large, forbidden = (row for words, row in rows if words[0] != " ")
+    assert torch.equal(empty, top_p_wrong(logits, 0.8)) and empty.isneginf().all()
+    assert divided.isnan().any() and divided.isposinf().any()  # 0 / 0 and 4 / 0
+    assert large.dtype == torch.float16 and large.isposinf().all()
+    assert rows[1][1][0] == 4 and rows[5][1].eq(73_728).all() and forbidden.isneginf().all()
 
     try:  # many draws at once take another path, and say it in other words
         torch.multinomial(over.softmax(-1), 1000, replacement=True)

@@ -338,6 +338,7 @@ def check() -> int:
     helps, after = best_change(crowded | {"cache": 65536}, roomy["kept"])
     assert helps == "twice the slots" and after["ttft99"] < roomy["ttft99"]
     assert best_change(FIRST | {"budget": 2048}, 0)[0] == "half the token budget"
+    assert best_change(FIRST | {"budget": 0}, 0)[0] == "a token budget of 512"
 
     many = {"requests": 2000, "slots": 8, "prompt": 100, "answer": 50, "budget": 0, "c2": 0}
     batch = FIRST | many

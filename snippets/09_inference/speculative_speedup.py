@@ -6,6 +6,7 @@ draft is kept, so that η is known. Draws speculative_speedup.svg from the formu
 
 import random
 import time
+from functools import partial
 
 import matplotlib
 
@@ -60,11 +61,11 @@ def generate(target, draft, eta: float, gamma: int, rounds: int, coin: random.Ra
 # --8<-- [end:run]
 
 
-def clock(work) -> float:
-    """Return the processor time in seconds, which does not include other programs."""
+def clock(work) -> tuple[float, object]:
+    """Return the processor time in seconds, without that of other programs, and the result."""
     begin = time.process_time()
-    work()
-    return time.process_time() - begin
+    result = work()
+    return time.process_time() - begin, result
 
 
 def draw() -> None:
@@ -99,37 +100,30 @@ def main() -> None:
     gamma, rounds, etas = 4, 10, (0.1, 0.5, 0.9)
     one, several = torch.ones(1, HIDDEN), torch.ones(gamma + 1, HIDDEN)
     forward(target, several)
-    with FlopCounterMode(display=False) as counter:
-        generate(target, draft, 0.5, gamma, 1, random.Random(0))
-    products = gamma * len(draft) + (gamma + 1) * len(target)  # of one row and one matrix
-    assert counter.get_total_flops() == 2 * HIDDEN**2 * products
-    given, coins = dict.fromkeys(etas, 0), {eta: random.Random(1) for eta in etas}
-
-    def round_of(eta: float) -> None:
-        given[eta] += generate(target, draft, eta, gamma, 1, coins[eta])
-
     works = {
         "step": lambda: forward(target, one),
         "check": lambda: forward(target, several),
-        "draft": lambda: [forward(draft, one) for _ in range(gamma)],
-    } | {eta: lambda eta=eta: round_of(eta) for eta in etas}
-    products = [len(target), (gamma + 1) * len(target), gamma * len(draft)]
-    for name, multiplied in zip(("step", "check", "draft"), products, strict=True):
+        "draft": lambda: forward(draft, one),
+    } | {eta: partial(generate, target, draft, eta, gamma, 1, random.Random(1)) for eta in etas}
+    products = {"step": 12, "check": 5 * 12, "draft": 1} | dict.fromkeys(etas, 4 * 1 + 5 * 12)
+    for name, work in works.items():  # a product of one row and one matrix: 2 · HIDDEN² FLOPs
         with FlopCounterMode(display=False) as counter:
-            works[name]()
-        assert counter.get_total_flops() == 2 * HIDDEN**2 * multiplied, name
-    times: dict[object, list[float]] = {name: [] for name in works}
+            work()
+        assert counter.get_total_flops() == 2 * HIDDEN**2 * products[name], name
+    results: dict[object, list[tuple]] = {name: [] for name in works}
     for _ in range(rounds):  # in turn, so that other load slows all of them
         for name, work in works.items():
-            times[name].append(clock(work))
-    took = {name: sorted(t)[rounds // 2] for name, t in times.items()}
+            results[name].append(clock(work))
+    took = {name: sorted(s for s, _ in pairs)[rounds // 2] for name, pairs in results.items()}
+    given = {eta: sum(count for _, count in results[eta]) for eta in etas}
     step, chi, delta = took["step"], took["check"] / took["step"], took["draft"] / took["step"]
     print(f"one token ≈{1e3 * step:.1f} ms; a check of {gamma + 1} costs ≈{chi:.2f} of that, "
-          f"a draft ≈{delta / gamma:.2f}")  # fmt: skip
+          f"a draft ≈{delta:.2f}")  # fmt: skip
     print("η      predicted   measured")
     for eta in etas:
-        # from the tokens that these coins gave, not from their mean over many rounds
-        predicted = given[eta] / rounds / (delta + chi)
+        # from the tokens that these coins gave, not from their mean over many rounds;
+        # with η = 0 the formula counts one token for each round
+        predicted = given[eta] / rounds * speedup(0, gamma, delta, chi)
         measured = given[eta] / rounds * step / took[eta]
         print(f"{eta}    ≈{predicted:.2f}       ≈{measured:.2f}")
         assert 0.5 < measured / predicted < 2, "a round is not its drafts and its check"
@@ -142,7 +136,7 @@ def main() -> None:
         gains = [speedup(eta, g, c, 1) for g, c in zip(best, (0.05, 0.2), strict=True)]
         print(f"  η = {eta}                               {best[0]:9}: {gains[0]:.2f} times"
               f"{best[1]:5}: {gains[1]:.2f} times")  # fmt: skip
-    assert speedup(0.1, 4, 0.2, 1) < 1
+    assert speedup(0.1, 4, 0.2, 1) < 1 and speedup(0.5, 2, 0.25, 2) == 1.75 / 2.5
     draw()
 
 

@@ -81,14 +81,16 @@ def main() -> None:
     seconds = [step_seconds(blocks, *shape) for shape in shapes]
     assert 9 * sum(seconds) < time.process_time() - begin  # each ran nine times
 
-    fixed, token, context = fit(shapes[::2], seconds[::2]).tolist()
+    names = "c0, each step", "c1, each new token", "c2, each token of context"
+    constants = dict(zip(names, fit(shapes[::2], seconds[::2]).tolist(), strict=True))
+    fixed, token, context = constants.values()
     # least squares: the relative errors of the fitted steps, weighted, add up to 0
     rest = [(1 - (fixed + token * b * s + context * b * c) / took) / took
             for (b, s, c), took in list(zip(shapes, seconds, strict=True))[::2]]  # fmt: skip
     assert abs(sum(rest)) < 1e-6 * sum(map(abs, rest))
-    print(f"c0, each step             ≈{1e6 * fixed:.0f} µs")
-    print(f"c1, each new token        ≈{1e6 * token:.1f} µs")
-    print(f"c2, each token of context ≈{1e6 * context:.3f} µs")
+    for digits, (name, constant) in zip((0, 1, 3), constants.items(), strict=True):
+        print(f"{name:25} ≈{1e6 * constant:.{digits}f} µs")
+    assert constants["c2, each token of context"] < constants["c1, each new token"]
 
     errors = []
     print("sequences   new   context   measured   predicted")
@@ -107,7 +109,7 @@ def main() -> None:
     worse, error = statistics.median(blind), statistics.median(errors)
     print(f"median error on the steps that were not fitted: ≈{error:.0%}")
     print(f"with two constants, without the context:        ≈{worse:.0%}")
-    assert error < 0.5, "three constants do not describe the steps"
+    assert 0 < error < 0.5, "three constants do not describe the steps"
     assert error < worse, "the cache costs nothing"
     full, short = seconds[shapes.index((32, 1, 256))], seconds[shapes.index((32, 1, 32))]
     assert full > 1.5 * short, "eight times the context is not read"

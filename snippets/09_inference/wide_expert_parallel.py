@@ -185,19 +185,19 @@ class Partial:
 
 # --8<-- [start:serve]
 def serve(weights: dict, requests: list[int], mix: Callable, heads: slice, share: Callable,
-          skip_idle: bool = False) -> tuple[dict, int]:  # fmt: skip
-    """Return greedy answers, one token of each request per step, and the bytes of cache."""
+          skip_idle: bool = False) -> tuple[dict, dict, int]:  # fmt: skip
+    """Return greedy answers, the logits of their last tokens, and the bytes of cache."""
     device = weights["token"].device
     ids = {r: list(PROMPTS[r]) for r in requests}
     slot = {r: i for i, r in enumerate(requests)}
     caches = torch.zeros(LAYERS, len(requests), MOST, LATENT, device=device)
-    at = dict.fromkeys(requests, 0)
+    at, last = dict.fromkeys(requests, 0), {}
     while True:
         live = [r for r in requests if at[r] < len(PROMPTS[r]) + ANSWERS[r] - 1]
         anyone = torch.tensor(len(live), device=device)
         dist.all_reduce(anyone)  # a rank may stop only when no rank has a request
         if not anyone:
-            return ids, caches.nbytes
+            return ids, last, caches.nbytes
         if skip_idle and not live:
             continue
         here, places = [slot[r] for r in live], [at[r] for r in live]
@@ -208,10 +208,11 @@ def serve(weights: dict, requests: list[int], mix: Callable, heads: slice, share
             x = x + share(attend(w, heads, x, cache, places))
             layer[here] = cache
             x = x + mix(w, norm(x))
-        for r, token in zip(live, (x @ weights["token"].T).argmax(-1).tolist(), strict=True):
+        for r, logits in zip(live, x @ weights["token"].T, strict=True):
             at[r] += 1
+            last[r] = logits
             if at[r] == len(ids[r]):
-                ids[r].append(token)
+                ids[r].append(int(logits.argmax()))
 
 
 # --8<-- [end:serve]
@@ -238,7 +239,7 @@ def main() -> int:
     mine = range(rank * EXPERTS // n, (rank + 1) * EXPERTS // n)
     travel = Travel(mine)
     try:
-        ids, cache = serve(weights, owned(rank), travel, slice(None), lambda x: x, skip)
+        ids, last, cache = serve(weights, owned(rank), travel, slice(None), lambda x: x, skip)
     except RuntimeError as error:
         if rank == 0:
             told = re.search(r"Timed out waiting \d+ms", str(error))
@@ -246,27 +247,31 @@ def main() -> int:
         os._exit(1)  # ending the broken group would wait, too
 
     # the reference, one request after another, and the ranks to which its routing sends rows
-    truth, leaves = {}, torch.zeros(n, dtype=torch.long)  # rows that leave each rank
+    truth, expected, leaves = {}, {}, torch.zeros(n, dtype=torch.long)  # rows that leave a rank
     for r, prompt in enumerate(PROMPTS):
         text = list(prompt)
         for _ in range(ANSWERS[r]):
             text.append(int(at_once(weights, text)[0][-1].argmax()))
         truth[r], home = text, min(OWNERS[r], max(n - 2, 0))
-        goes = at_once(weights, text[:-1])[1] // (EXPERTS // n)
+        logits, choices = at_once(weights, text[:-1])
+        expected[r], goes = logits[-1], choices // (EXPERTS // n)
         for there in range(n):
             rows = 0 if there == home else int((goes == there).sum())
             leaves[home] += rows
             leaves[there] += rows
     row = HIDDEN * 4
     assert all(ids[r] == truth[r] for r in owned(rank))
+    for r in owned(rank):
+        torch.testing.assert_close(last[r], expected[r], rtol=1e-3, atol=1e-3)
     assert travel.sent == int(leaves[rank]) * row, (travel.sent, int(leaves[rank]) * row)
 
     partial = Partial(mine)
     heads = slice(rank * HEADS // n, (rank + 1) * HEADS // n)
-    everything, duplicated = serve(
+    everything, last, duplicated = serve(
         weights, list(range(len(PROMPTS))), partial, heads, partial.all_reduce
     )
     assert everything == truth
+    torch.testing.assert_close(last, expected, rtol=1e-3, atol=1e-3)
     steps = sum(len(ids) - 1 for ids in truth.values())  # of all requests
     assert partial.summed == 2 * LAYERS * steps * row
 
