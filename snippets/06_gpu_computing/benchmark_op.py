@@ -53,7 +53,6 @@ def main() -> None:
     torch.set_num_threads(1)  # the Timer also uses one thread
     square = torch.randn(64, 64, device=device)
     call, *later = (timeit.timeit(lambda: torch.linalg.qr(square), number=1) for _ in range(20))
-    assert call > statistics.median(later)  # it also loads and initializes libraries
     print(f"torch.linalg.qr: the first call ≈{1e6 * call:,.0f} µs", end=", ")
     print(f"a later one ≈{1e6 * statistics.median(later):,.0f} µs")
 
