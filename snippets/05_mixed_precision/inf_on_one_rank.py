@@ -42,6 +42,14 @@ class AllRanksScaler(GradScaler):
         return flags
 
 
+class UnscaleFirstScaler(ShardedGradScaler):
+    """A ShardedGradScaler that adds the flags of all ranks for a fused optimizer, too."""
+
+    def step(self, optimizer):
+        self.unscale_(optimizer)
+        return super().step(optimizer)
+
+
 def shard_of(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
@@ -162,6 +170,7 @@ def main() -> None:
     report("GradScaler", plain, GradScaler, False)
     report("ShardedGradScaler", plain, ShardedGradScaler, True)
     report("ShardedGradScaler, fused=True", plain, ShardedGradScaler, False, fused=True)
+    report("UnscaleFirstScaler, fused=True", plain, UnscaleFirstScaler, True, fused=True)
     report("AllRanksScaler", plain, AllRanksScaler, True)
     report("AllRanksScaler, fused=True", plain, AllRanksScaler, True, fused=True)
     check_without_gradient()
