@@ -16,16 +16,19 @@ LOW = torch.bfloat16
 
 
 class CountCasts(TorchDispatchMode):
-    """Count casts of tensors of shape [H, H]. Only the weight has this shape."""
+    """Count casts of the weight, the only tensor of shape [H, H], and note the modes."""
 
     def __init__(self) -> None:
         super().__init__()
         self.casts = 0
+        self.modes: set[tuple[bool, bool, bool]] = set()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         casts = ("_to_copy", "to")  # in inference mode a cast is called "to"
         if func.overloadpacket.__name__ in casts and args[0].shape == (H, H):
             self.casts += 1
+            modes = torch.is_autocast_cache_enabled(), torch.is_inference_mode_enabled()
+            self.modes.add((*modes, args[0].requires_grad))
         return func(*args, **(kwargs or {}))
 
 
@@ -34,6 +37,14 @@ def use(layer: nn.Linear, x: torch.Tensor) -> torch.Tensor:
     for _ in range(USES):
         x = layer(x)
     return x
+
+
+def report(
+    case: str, count: CountCasts, cache: bool = True, inference: bool = False, grad: bool = True
+) -> None:
+    """Print the number of casts; check in which modes the casts of this case happened."""
+    assert count.modes == {(cache, inference, grad)}, (case, count.modes)
+    print(f"  {case + ':':30}{count.casts}")
 
 
 def main() -> None:
@@ -46,21 +57,21 @@ def main() -> None:
     print(f"casts of one weight that is used {USES} times")
     with CountCasts() as count, torch.autocast(kind, LOW):
         use(layer, x)
-    print(f"  training:                     {count.casts}")
+    report("training", count)
     with CountCasts() as count, torch.autocast(kind, LOW, cache_enabled=False):
         use(layer, x)
-    print(f"  cache_enabled=False:          {count.casts}")
+    report("cache_enabled=False", count, cache=False)
     with CountCasts() as count, torch.no_grad(), torch.autocast(kind, LOW):
         assert not use(layer, x).requires_grad
-    print(f"  no_grad:                      {count.casts}")
+    report("no_grad", count)
     with CountCasts() as count, torch.inference_mode(), torch.autocast(kind, LOW):
         use(layer, x)
-    print(f"  inference_mode:               {count.casts}")
+    report("inference_mode", count, inference=True)
     with CountCasts() as count, torch.autocast(kind, LOW):
         frozen = layer.requires_grad_(False)
         use(frozen, x)
     layer.requires_grad_(True)
-    print(f"  frozen weight:                {count.casts}")
+    report("frozen weight", count, grad=False)
     with CountCasts() as count, torch.autocast(kind, LOW):
         scaled = layer.weight * 2  # it requires a gradient, but it is not a leaf
         for _ in range(USES):
@@ -70,12 +81,12 @@ def main() -> None:
         for _ in range(USES):
             with torch.autocast(kind, LOW):
                 x = layer(x)
-    print(f"  a region for each use:        {count.casts}")
+    report("a region for each use", count)
     with CountCasts() as count, torch.autocast(kind, LOW):
         for _ in range(USES):
             with torch.autocast(kind, LOW):
                 x = layer(x)
-    print(f"  nested in an outer region:    {count.casts}")
+    report("nested in an outer region", count)
 
     print("the weight is doubled inside the region; the output must double")
     layer.bias.data.zero_()

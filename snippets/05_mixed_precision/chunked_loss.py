@@ -7,6 +7,8 @@ The gradient of the weights is a sum over all chunks. Look at the column "weight
 sum needs an fp32 accumulator, too.
 """
 
+import weakref
+
 import torch
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
@@ -43,16 +45,22 @@ class ChunkedCrossEntropy(torch.autograd.Function):
 
 
 class LargestTensor(TorchDispatchMode):
-    """Note the size in bytes of the largest new tensor."""
+    """Note the bytes of the largest new tensor, and the peak of all tensors in memory."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.nbytes = 0
+        self.sizes: dict[int, int] = {}  # of the storages that are in memory now
+        self.nbytes = self.peak = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
         if isinstance(result, torch.Tensor):
             self.nbytes = max(self.nbytes, result.nbytes)
+            storage = result.untyped_storage()
+            if storage._cdata not in self.sizes:
+                self.sizes[storage._cdata] = storage.nbytes()
+                weakref.finalize(storage, self.sizes.pop, storage._cdata).atexit = False
+            self.peak = max(self.peak, sum(self.sizes.values()))
         return result
 
 
@@ -81,7 +89,7 @@ def main() -> None:
         ),
     }
     print("relative error             loss      hidden's gradient   weight gradient   largest")
-    errors, sizes = {}, {}
+    errors, sizes, peaks = {}, {}, {}
     for name, way in ways.items():
         leaves = [t.clone().requires_grad_() for t in (hidden, weight)]
         with LargestTensor() as largest:
@@ -90,7 +98,7 @@ def main() -> None:
         off = [abs(loss.item() / true_loss.item() - 1)]
         for ours, true in zip(leaves, exact, strict=True):
             off.append(((ours.grad.double() / 3 - true.grad).norm() / true.grad.norm()).item())
-        errors[name], sizes[name] = off, largest.nbytes
+        errors[name], sizes[name], peaks[name] = off, largest.nbytes, largest.peak
         print(
             f"{name:25}  ≈{off[0]:.0e}   ≈{off[1]:<16.4f}   ≈{off[2]:<14.4f}"
             f"   {largest.nbytes / 2**20:.2f} MiB"
@@ -100,6 +108,8 @@ def main() -> None:
     assert max(ours[1:]) < 2**-8 and coarse[2] > 2 * ours[2] and low[0] > 50 * full[0]
     assert sizes["fp32 logits, all tokens"] == TOKENS * VOCABULARY * 4
     assert sizes["fp32, chunks, fp32 sum"] <= max(CHUNK, H) * VOCABULARY * 4
+    # the logits of a chunk are freed before the next chunk
+    assert 8 * peaks["fp32, chunks, fp32 sum"] < peaks["fp32 logits, all tokens"]
     if hasattr(F, "linear_cross_entropy"):  # torch 2.13 has such a loss
         leaves = [t.clone().requires_grad_() for t in (hidden, weight)]
         options = torch.nn.LinearCrossEntropyOptions(batch_chunk_size=CHUNK)

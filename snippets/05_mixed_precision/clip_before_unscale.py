@@ -43,9 +43,13 @@ def main() -> None:
             loss = (output.float() - 1).square().mean()
             scaler.scale(loss).backward()
             seen = clip(scaler, optimizer, model)
+            divided = scaler.get_scale() if clip is wrong else 1.0  # by step(), after clipping
             scaler.step(optimizer)  # it unscales here, unless unscale_ was called before
             scaler.update()
             applied = torch.stack([p.grad.norm() for p in model.parameters()]).norm()
+            torch.testing.assert_close(
+                applied * divided, seen.clamp(max=LIMIT), rtol=1e-3, atol=0
+            )
             if step == 0:
                 norms = seen.item(), applied.item()
             losses.append(loss.item())

@@ -99,7 +99,8 @@ def draw() -> None:
 
 def main() -> None:
     tf32 = FORMATS[1]  # from 1 to 2 it has the same numbers as fp16
-    for x in 1 + torch.rand(256, generator=torch.Generator().manual_seed(0)):
+    ties = torch.tensor([1 + 2**-11, 1 + 3 * 2**-11])  # halfway between two numbers
+    for x in torch.cat([1 + torch.rand(256, generator=torch.Generator().manual_seed(0)), ties]):
         assert tf32.decode(pattern_of(x, tf32)) == x.half().item()
     print("format    bits    bias  largest     min normal  min subnormal  step above 1  0.1 is")
     for format in FORMATS:

@@ -53,6 +53,12 @@ def check() -> None:
     exact = nn.functional.rms_norm(q.double(), (WIDTH,), eps=1e-6)
     for f in (rms_norm, rms_norm_fp32):
         torch.testing.assert_close(f(q), exact.float())
+    for dtype in (torch.float16, torch.bfloat16):  # only rms_norm_fp32 computes in fp32
+        low = q.to(dtype), k.to(dtype)
+        scores = (scores_then_scale, low), (scale_then_scores, low)
+        for f, given in (*scores, (rms_norm, low[:1])):
+            assert not f(*given).equal(f(*(t.float() for t in given)).to(dtype)), f
+        assert rms_norm_fp32(low[0]).equal(rms_norm_fp32(low[0].float()).to(dtype))
 
 
 def main() -> None:
@@ -79,6 +85,8 @@ def main() -> None:
     assert nan.isnan().any() and not rms_norm(x.half()).any()
     fixed = scale_then_scores(q.half(), q.half())
     torch.testing.assert_close(fixed, scores_then_scale(q, q).half(), atol=1e-3, rtol=1e-3)
+    larger = 3 * q.half()  # the scores are 9 times as large, and the division is not enough
+    assert scale_then_scores(larger, larger).isnan().any()
     fixed = rms_norm_fp32(x.half())
     torch.testing.assert_close(fixed, rms_norm(x).half(), atol=1e-3, rtol=2e-3)
 

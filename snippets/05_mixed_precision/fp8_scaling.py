@@ -60,6 +60,13 @@ def check() -> None:
             step = 1 if top is None else top / table.max()
             nearest = table[(x / step).unsqueeze(-1).sub(table).abs().argmin(-1)] * step
             torch.testing.assert_close(cast(x, dtype, top), nearest, rtol=1e-5, atol=1e-30)
+    x = torch.randn(256, 384)
+    for kind, rows, columns in (("row", 1, 384), ("1×128", 1, 128), ("128×128", 128, 128)):
+        tops = largest(x, kind).expand_as(x)
+        for i in range(0, 256, rows):
+            for j in range(0, 384, columns):
+                group = slice(i, i + rows), slice(j, j + columns)
+                assert tops[group].eq(x[group].abs().max()).all(), kind
 
 
 def main() -> None:

@@ -52,7 +52,10 @@ def half_gradients(half: bool = True) -> torch.Tensor:
     with torch.autocast("cpu", F16):
         output = model(torch.ones(2, 4))
     scaler.scale(output.float().mean()).backward()
+    scaled = model.weight.grad.clone()
     scaler.unscale_(optimizer)
+    assert output.dtype == F16
+    assert scaled.equal(2.0**16 * model.weight.grad)  # 2^16 is the initial scale
     return model.weight.grad
 
 

@@ -42,6 +42,14 @@ class AllRanksScaler(GradScaler):
         return flags
 
 
+class UnscaleFirstScaler(ShardedGradScaler):
+    """A ShardedGradScaler that adds the flags of all ranks for a fused optimizer, too."""
+
+    def step(self, optimizer):
+        self.unscale_(optimizer)
+        return super().step(optimizer)
+
+
 def shard_of(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
@@ -60,9 +68,10 @@ def plain() -> tuple[Parameters, int, Callable]:
 
 def fsdp2() -> tuple[Parameters, int, Callable]:
     """One layer under fully_shard, with a real reduce-scatter in backward."""
-    layer = nn.Linear(H, H, bias=False)
-    fully_shard(layer, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
-    return [layer.weight], 0, lambda: layer(torch.ones(1, H)).sum()
+    layer, world = nn.Linear(H, H, bias=False), dist.get_world_size()
+    fully_shard(layer, mesh=init_device_mesh("cpu", (world,)))
+    x = torch.full((1, H), 2 * (dist.get_rank() + 1) / (world + 1))  # the mean over ranks is 1
+    return [layer.weight], 0, lambda: layer(x).sum()
 
 
 def tensor_parallel(sharded_first: bool) -> tuple[Parameters, int, Callable]:
@@ -70,6 +79,7 @@ def tensor_parallel(sharded_first: bool) -> tuple[Parameters, int, Callable]:
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     norm = nn.Parameter(distribute_tensor(torch.ones(H), mesh, [Replicate()]))
     weight = nn.Parameter(distribute_tensor(torch.ones(H, H), mesh, [Shard(0)]))
+    assert norm.device_mesh == weight.device_mesh  # only the placements differ
     parameters = [weight, norm] if sharded_first else [norm, weight]
     return parameters, 1 - sharded_first, lambda: sum_of(parameters)
 
@@ -79,6 +89,7 @@ def two_meshes(dense_first: bool) -> tuple[Parameters, int, Callable]:
     mesh = init_device_mesh("cpu", (dist.get_world_size(), 1), mesh_dim_names=("ep", "fsdp"))
     dense = nn.Parameter(distribute_tensor(torch.ones(H, H), mesh["ep"], [Shard(0)]))
     expert = nn.Parameter(distribute_tensor(torch.ones(H, H), mesh["fsdp"], [Shard(0)]))
+    assert (dense.device_mesh.size(), expert.device_mesh.size()) == (dist.get_world_size(), 1)
     parameters = [dense, expert] if dense_first else [expert, dense]
     return parameters, int(dense_first), lambda: sum_of(parameters)
 
@@ -90,6 +101,7 @@ def one_step(layout: tuple, scaler: GradScaler, owner: int | None, fused: bool) 
     """Make a step in which rank `owner` has an inf gradient; return what this rank does."""
     parameters, index, loss = layout
     optimizer = torch.optim.SGD(parameters, lr=RATE, foreach=False, fused=fused)
+    assert optimizer.defaults["fused"] == fused
     optimizer.zero_grad()
     scaler.scale(loss()).backward()
     if dist.get_rank() == owner:
@@ -131,6 +143,17 @@ def report(name: str, make: Callable, kind: type, agree: bool, fused: bool = Fal
     assert all_actions(None) == ["steps, 1024"] * world  # without an inf every rank steps
 
 
+def check_without_gradient() -> None:
+    """AllRanksScaler gives the flag of the other ranks to a rank that has no gradient."""
+    shard, zero = nn.Parameter(torch.ones(H)), torch.zeros(())
+    for value in (1.0, torch.inf):
+        if dist.get_rank() < dist.get_world_size() - 1:
+            shard.grad = torch.full((H,), value)
+        optimizer = torch.optim.SGD([shard])
+        flags = AllRanksScaler("cpu")._unscale_grads_(optimizer, zero + 1, zero.clone(), False)
+        assert [flag.item() for flag in flags.values()] == [float(value == torch.inf)]
+
+
 def title(words: str) -> None:
     if dist.get_rank() == 0:
         print(words)
@@ -147,8 +170,10 @@ def main() -> None:
     report("GradScaler", plain, GradScaler, False)
     report("ShardedGradScaler", plain, ShardedGradScaler, True)
     report("ShardedGradScaler, fused=True", plain, ShardedGradScaler, False, fused=True)
+    report("UnscaleFirstScaler, fused=True", plain, UnscaleFirstScaler, True, fused=True)
     report("AllRanksScaler", plain, AllRanksScaler, True)
     report("AllRanksScaler, fused=True", plain, AllRanksScaler, True, fused=True)
+    check_without_gradient()
     title("DTensors, with the ordinary GradScaler")
     report("FSDP2, one mesh", fsdp2, GradScaler, True)
     report("[Shard, Replicate]", lambda: tensor_parallel(True), GradScaler, True)

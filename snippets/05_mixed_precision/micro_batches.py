@@ -60,8 +60,10 @@ def main() -> None:
 
     print("a step with the fp32 .grad of a bf16 weight")
     for kind in (torch.optim.SGD, torch.optim.Adam):
+        expected = (wide.detach().float() - 0.1 * wide.grad).bfloat16()
         try:
             kind([wide], lr=0.1).step()
+            torch.testing.assert_close(wide.detach(), expected)
             print(f"  {kind.__name__}: taken")
         except RuntimeError as error:
             print(f"  {kind.__name__}: {type(error).__name__}: {error}")

@@ -80,6 +80,7 @@ def careful() -> nn.ModuleDict:
             if has_gradient(optimizer):
                 scaler.step(optimizer)
         scaler.update()
+    assert scaler.get_scale() == 4.0  # the scaler is in use, and has found no inf
     return heads
 
 

@@ -44,6 +44,7 @@ def ring_sum(gradients: torch.Tensor, wire: torch.dtype, partial: torch.dtype) -
 def all_to_all_sum(gradient: torch.Tensor) -> torch.Tensor:
     """Return this rank's chunk of the sum. Each rank sends bf16 chunks and adds in fp32."""
     received = torch.empty_like(gradient)  # a second buffer of the same size
+    assert received.dtype == torch.bfloat16  # the messages have 2 bytes per element
     dist.all_to_all_single(received, gradient)
     return received.view(dist.get_world_size(), -1).sum(0, dtype=torch.float32)
 

@@ -30,6 +30,7 @@ def train(dtype: torch.dtype, scale: bool) -> tuple[list[float], torch.Tensor]:
         optimizer.zero_grad()
         with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
             output = model(x)
+        assert output.dtype == dtype
         loss = (output.float() - target).square().mean()
         scaler.scale(WEIGHT * loss).backward()
         scaler.unscale_(optimizer)

@@ -38,15 +38,15 @@ def main() -> None:
         print(f"1 + {fraction:4} steps        ≈{up:.3f}  {fraction:8.3f}   ≈{off / error:.1f}")
 
     steps, update = 10_000, 1e-4  # an update is 1/78 of the step above 1
-    updates = torch.tensor([update, 2**-7])  # the second update is a whole step
-    nearest = torch.ones(2, dtype=torch.bfloat16)
+    updates = torch.tensor([update, 0.5 * 2**-7, 0.6 * 2**-7])  # 1/78, 1/2 and 0.6 of a step
+    nearest = torch.ones(3, dtype=torch.bfloat16)
     stochastic = torch.ones(1000, dtype=torch.bfloat16)
     for _ in range(steps):
         nearest = (nearest.float() + updates).bfloat16()
         noise = torch.randint(0, 2**16, (1000,), generator=generator)
         stochastic = stochastic_bf16(stochastic.float() + update, noise)
     mean, spread = stochastic.double().mean().item(), stochastic.double().std().item()
-    assert nearest.tolist() == [1, 2] and abs(mean - 2) < 0.01  # above 2, steps are larger
+    assert nearest.tolist() == [1, 1, 2] and abs(mean - 2) < 0.01  # above 2, steps are larger
     print(f"1 + {steps:,} × {update}, to nearest:   {nearest[0].item():.3f}")
     print(f"1 + {steps:,} × {update}, stochastic:  ≈{mean:.3f}, one run off by ≈{spread:.3f}")
 

@@ -49,7 +49,9 @@ def build(vocabulary: int) -> nn.Module:
     )
 
 
-def gradients(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+def gradients(
+    model: nn.Module, x: torch.Tensor, y: torch.Tensor, scale: float = 1.0
+) -> torch.Tensor:
     """Return the nonzero gradients of all linear outputs and parameters after one backward."""
     collected: list[torch.Tensor] = []
     handles = [
@@ -58,7 +60,7 @@ def gradients(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tenso
         if isinstance(m, nn.Linear)
     ]
     model.zero_grad()
-    nn.functional.cross_entropy(model(x), y).backward()
+    (scale * nn.functional.cross_entropy(model(x), y)).backward()
     for handle in handles:
         handle.remove()
     everything = torch.cat(collected + [p.grad.flatten() for p in model.parameters()])
@@ -127,6 +129,8 @@ def main() -> None:
         loss.backward()
         optimizer.step()
     g = gradients(model, x, y)
+    # a scale of the loss multiplies every gradient, and a power of two rounds none of them
+    assert torch.equal(gradients(model, x, y, 2.0**16), 2.0**16 * g)
     largest = g.abs().max()
     print(f"{len(x)} characters a step, loss ≈{loss.item():.2f} after {STEPS} steps")
     print(f"{len(g):,} gradient elements, largest 2^≈{largest.log2().item():.1f}")

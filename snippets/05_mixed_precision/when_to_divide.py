@@ -38,7 +38,9 @@ def main() -> None:
                     assert zero + infinite == 0
                     assert mean(2 * gradients, dtype, before).isfinite().all()
                     exact = gradients.double().mean(0)
-                    assert (result - exact).norm() < 0.06 * exact.norm()
+                    error = (result - exact).norm() / exact.norm()
+                    # every addition rounds to `dtype`, so the error exceeds one rounding
+                    assert result.dtype == dtype and torch.finfo(dtype).eps / 2 < error < 0.06
                 assert dtype is torch.bfloat16 or (zero == 1) == ((size, before) == (1e-6, N))
                 assert dtype is torch.bfloat16 or (infinite == 1) == (
                     (size, before) == (2e3, 1)

@@ -67,8 +67,9 @@ def draw() -> str:
 
 def main() -> None:
     with open("where_fp32_stays.svg", "w", encoding="utf-8") as file:
-        file.write(draw())
+        file.write(svg := draw())
     short = [" ".join(words) for words, *_, is_short in BOXES if is_short]
+    assert svg.count("stroke-dasharray") == len(short)  # as the legend says
     print(f"with 16 bits: {', '.join(short)}")
     print(f"with fp32: {', '.join(' '.join(b[0]) for b in BOXES if not b[-1])}")
 
