@@ -68,14 +68,15 @@ def dropped(counts: torch.Tensor, factor: float) -> float:
 def step_seconds(counts: torch.Tensor) -> float:
     """One emulated step of an expert-parallel layer on all ranks; the median of three."""
     mine = counts.chunk(dist.get_world_size())[dist.get_rank()].sum().item()
-    every = torch.tensor(mine)
+    seconds = mine * SECONDS_PER_TOKEN
+    every = torch.tensor(seconds)
     dist.all_reduce(every)
-    assert every == TOKENS  # every token is computed once
+    assert math.isclose(every, TOKENS * SECONDS_PER_TOKEN, rel_tol=1e-5)  # each token once
     times = []
     for _ in range(3):
         dist.barrier()
         begin = time.perf_counter()
-        time.sleep(mine * SECONDS_PER_TOKEN)
+        time.sleep(seconds)
         rows = torch.ones(dist.get_world_size(), H)
         dist.all_to_all_single(torch.empty_like(rows), rows)  # waits for the slowest rank
         times.append(time.perf_counter() - begin)

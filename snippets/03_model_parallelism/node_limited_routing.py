@@ -81,8 +81,13 @@ def load_of(chosen: torch.Tensor) -> torch.Tensor:
     return chosen.flatten().bincount(minlength=EXPERTS) * EXPERTS / chosen.numel()
 
 
-def balance(weight: torch.Tensor, steps: int, speed: float) -> torch.Tensor:
-    """Load of each expert in every step, [steps, e], while the bias moves; new tokens each."""
+def balance(
+    weight: torch.Tensor, steps: int, speed: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Load of each expert in every step, [steps, e], while the bias moves; new tokens each.
+
+    Also return the load of each expert, [e], if the last tokens choose without the bias.
+    """
     popularity = torch.linspace(0.4, -0.4, EXPERTS)  # is added to the logits of every token
     bias, loads = torch.zeros(EXPERTS), []
     for _ in range(steps):
@@ -90,7 +95,7 @@ def balance(weight: torch.Tensor, steps: int, speed: float) -> torch.Tensor:
         load = load_of(choose(scores, bias, LIMIT))
         bias += speed * (1 - load).sign()
         loads.append(load)
-    return torch.stack(loads)
+    return torch.stack(loads), load_of(choose(scores, torch.zeros(EXPERTS), LIMIT))
 
 
 def main() -> None:
@@ -130,7 +135,9 @@ def main() -> None:
     )
     results = {}
     for name, steps, speed in (("no bias", 40, 0.0), ("bias moved by 0.001", STEPS, 1e-3)):
-        results[name] = balance(weight, steps, speed)
+        results[name], without = balance(weight, steps, speed)
+        # to the end, the tokens prefer the first experts, whose popularity is positive
+        assert without[: EXPERTS // 2].mean() > 1.3
     even = [load_of(torch.rand(TOKENS, EXPERTS).topk(K).indices) for _ in range(40)]
     results["random choice"] = torch.stack(even)
     for name, loads in results.items():

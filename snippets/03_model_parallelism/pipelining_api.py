@@ -111,6 +111,7 @@ def main() -> None:
     for parameter in whole.parameters():
         parameter.register_post_accumulate_grad_hook(lambda _: events.append("W"))
 
+    orders: dict[type, tuple[str, ...]] = {}  # the events of each schedule on this rank
     whole_backward = (*ONE_STAGE, ScheduleInterleaved1F1B)
     old_gloo = device.type == "cpu" and torch.__version__.startswith("2.11.")
     for schedule_class in (*whole_backward, ScheduleInterleavedZeroBubble, *V_SHAPED):
@@ -124,6 +125,7 @@ def main() -> None:
         torch.testing.assert_close(loss, true_loss.detach())
         factor = ratio(modules)
         assert abs(factor - 1) < 1e-4
+        orders[schedule_class] = tuple(events)
         seen = [events[:i] for i in range(len(events))]
         live = max(ran.count("F") - ran.count("B") for ran in seen) * p / LAYERS
         assert schedule_class is not ScheduleGPipe or live >= M
@@ -135,6 +137,10 @@ def main() -> None:
             name, count = schedule_class.__name__, len(modules)
             print(f"{name:29}  stages per rank {count}: loss and gradients of one process")
 
+    assert len(set(orders.values())) == len(orders)  # each schedule has its own order
+    if not old_gloo:  # DualPipeV runs B and W apart in fewer backward passes
+        zbv, dual_pipe_v = (orders[schedule_class].count("W") for schedule_class in V_SHAPED)
+        assert zbv < dual_pipe_v
     modules, _ = train_step(Schedule1F1B, whole, batch, target, scale_grads=False)
     factor = ratio(modules)
     if rank == 0:

@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 from torch.utils.flop_counter import FlopCounterMode
 
 BLOCKS, M, TOKENS, H = 4, 4, 256, 64
+FORWARD = 2 * 8 * H * H * TOKENS * BLOCKS * M  # FLOPs: two products of h x 4h
 
 
 class Block(nn.Module):
@@ -51,6 +52,7 @@ def step(blocks: nn.Sequential, inputs: torch.Tensor, unit: int) -> tuple[int, i
                     x = checkpoint(blocks[i : i + unit], x, use_reentrant=False)
                 outputs.append(x)
         live = sum(storage.nbytes() for storage in held.values())
+        assert counter.get_total_flops() == FORWARD  # no backward has run yet
         held.clear()
         for y in outputs:
             y.backward(torch.ones_like(y))
@@ -62,7 +64,6 @@ def main() -> None:
     blocks = nn.Sequential(*(Block() for _ in range(BLOCKS)))
     inputs = torch.randn(M, TOKENS, H)
     bsh = TOKENS * H * 4  # bytes of a micro-batch between two blocks
-    forward = 2 * 8 * H * H * TOKENS * BLOCKS * M  # FLOPs: two products of h x 4h
 
     print("recomputed                 kept a micro-batch  FLOPs, in forwards  ratio")
     # the reference: all micro-batches together, as plain code
@@ -85,7 +86,7 @@ def main() -> None:
         for parameter, theirs in zip(blocks.parameters(), truth, strict=True):
             torch.testing.assert_close(parameter.grad, theirs, rtol=1e-4, atol=1e-4)
         print(f"{name:25}  {live / M / bsh:14.0f} bsh  ", end="")
-        print(f"{flops / forward:18.3f}  {flops / base:5.3f}")
+        print(f"{flops / FORWARD:18.3f}  {flops / base:5.3f}")
     print("gradients equal; a whole second forward makes 4/3 = 1.333")
 
 

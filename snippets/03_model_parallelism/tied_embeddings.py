@@ -8,6 +8,7 @@ copy and gets only the gradient of its own use.
     --fix      all-reduce of the gradient over the two stages before the step
 """
 
+import copy
 import os
 import sys
 
@@ -46,18 +47,23 @@ def main() -> int:
     layer = nn.Sequential(nn.Linear(HIDDEN, HIDDEN), nn.Tanh())
     tokens, target = torch.randint(WORDS, (2, BATCH))
     true_table = nn.Parameter(table.detach().clone())  # the unsplit model, on both ranks
-    true_layer = nn.Sequential(nn.Linear(HIDDEN, HIDDEN), nn.Tanh())
-    true_layer.load_state_dict(layer.state_dict())
+    true_layer = copy.deepcopy(layer)
+    first, last = (nn.Parameter(table.detach().clone()) for _ in range(2))  # without the tie
+    untied_layer = copy.deepcopy(layer)
 
     ours = torch.optim.SGD([table, *layer.parameters()], lr=1.0)
     true = torch.optim.SGD([true_table, *true_layer.parameters()], lr=1.0)
+    untied = torch.optim.SGD([first, last, *untied_layer.parameters()], lr=1.0)
     for step in range(STEPS):
         ours.zero_grad()
         true.zero_grad()
+        untied.zero_grad()
         split_backward(table, layer, tokens, target)
         if fix:
             dist.all_reduce(table.grad)  # with more stages: a group of the first and the last
         output = true_layer(embedding(tokens, true_table)) @ true_table.T
+        cross_entropy(output, target).backward()
+        output = untied_layer(embedding(tokens, first)) @ last.T
         cross_entropy(output, target).backward()
         if step == 0:  # a copy lacks exactly the gradient of the other use
             total = table.grad.clone()
@@ -66,6 +72,10 @@ def main() -> int:
             torch.testing.assert_close(total, true_table.grad)
         ours.step()
         true.step()
+        untied.step()
+
+    if not fix:  # the ranks have trained a model without the tie
+        torch.testing.assert_close(table, (first, last)[rank])
 
     copies = [torch.empty_like(table) for _ in range(2)]
     dist.all_gather(copies, table.detach())

@@ -40,6 +40,10 @@ def main() -> int:
     true_loss = mse_loss(whole(pairs[0, : len(batch)]), pairs[1, : len(batch)])
     true_gradients = torch.autograd.grad(true_loss, list(whole[rank].parameters()))
 
+    rows: set[int] = set()  # of all micro-batches that this rank's module gets
+    whole[rank].register_forward_pre_hook(lambda _, inputs: rows.add(len(inputs[0])))
+    assert len(batch) == len(target)
+
     stage = PipelineStage(whole[rank], rank, 2, torch.device("cpu"), group=group)
     schedule = ScheduleGPipe(stage, n_microbatches=M, loss_fn=mse_loss)
     losses: list[torch.Tensor] = []
@@ -57,6 +61,8 @@ def main() -> int:
     if not failed:
         gradients = tuple(parameter.grad for parameter in whole[rank].parameters())
         torch.testing.assert_close(gradients, true_gradients)
+    # the buffers have the rows of the first micro-batch, also for a shorter one
+    assert rank == 0 or rows == {-(-len(batch) // M)}
     dist.barrier()
     return int(failed)
 

@@ -63,6 +63,7 @@ def main() -> int:
     ours = torch.cat([p.grad.flatten() for p in stage.parameters()])
     ratio = (ours.norm() / truth.norm()).item()
     torch.testing.assert_close(ours, ratio * truth, rtol=1e-4, atol=1e-5)
+    assert abs(ratio - (1 if fix else M)) < 1e-3  # on both stages
     if rank == 1:
         same = abs(logged - true_loss.item()) < 1e-5
         print(f"logged loss right: {same}; gradients × {ratio:.2f}", flush=True)

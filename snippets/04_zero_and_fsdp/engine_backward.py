@@ -56,6 +56,8 @@ def first_update(way: str, stage: int, device: torch.device) -> float | str:
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
     assert engine.zero_optimization_stage() == stage
+    backward, calls = engine.backward, []
+    engine.backward = lambda loss: (calls.append(way), backward(loss))  # counts the calls
     # --8<-- [start:loop]
     for part in range(PARTS):
         x = batch.chunk(n * PARTS)[rank * PARTS + part]
@@ -72,6 +74,7 @@ def first_update(way: str, stage: int, device: torch.device) -> float | str:
         except Exception as error:
             return f"{type(error).__name__}\n  " + str(error).replace(". ", ".\n  ")
     # --8<-- [end:loop]
+    assert len(calls) == (0 if way == "loss.backward()" else PARTS)
     moved = before - model.weight.detach()
     factor = (moved.norm() / truth.norm()).item()
     torch.testing.assert_close(moved, factor * truth, rtol=1e-3, atol=1e-6)  # each element

@@ -355,6 +355,8 @@ def main() -> None:
         truth = torch.cat([p.detach().flatten() for p in block.parameters()])
         truth = torch.cat([truth, truth.new_zeros(unit.sizes[-1])]).chunk(n)[rank]
         torch.testing.assert_close(unit.shard.detach(), truth)
+        kept = unit.shard.grad.untyped_storage()  # a view would keep the whole gradient
+        assert kept.nbytes() == unit.shard.nbytes
     check_uneven_unit(device)
     assert fsdp.waits == 2 * STEPS  # only the first unit of forward, and of backward
     if rank == 0:

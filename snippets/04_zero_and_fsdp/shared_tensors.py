@@ -79,7 +79,9 @@ def fixes(folder: Path) -> None:
     same = torch.equal(parts["whole"], whole) and torch.equal(parts["first rows"], whole[:2])
     print(f"clone, for a slice: {len(parts)} tensors, equal to the original: {same}")
     assert same
-    save_file({"first rows": whole[:2], "other rows": whole[2:]}, path)  # they do not overlap
+    halves = {"first rows": whole[:2], "other rows": whole[2:]}  # they do not overlap
+    assert len({half.untyped_storage().data_ptr() for half in halves.values()}) == 1
+    save_file(halves, path)
     parts = load_file(path)
     same = torch.equal(torch.cat([parts["first rows"], parts["other rows"]]), whole)
     print(f"slices that do not overlap: no error, equal to the original: {same}")

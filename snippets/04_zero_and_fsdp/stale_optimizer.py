@@ -60,7 +60,13 @@ def main() -> None:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(H, H), nn.Tanh(), nn.Linear(H, 1)).to(device)
         inputs = torch.randn(BATCH, H).to(device)
+        old = list(model.parameters())
         optimizer = build(model, mesh)
+        new = list(model.parameters())
+        assert set(old).isdisjoint(new)  # fully_shard has replaced all of them
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        expected = old if build is built_before else new
+        assert all(p is q for p, q in zip(parameters, expected, strict=True))
         losses = []
         for _ in range(STEPS):
             optimizer.zero_grad()
@@ -71,7 +77,6 @@ def main() -> None:
             dist.all_reduce(loss.detach())
             losses.append(loss.item() / n)
             assert own != losses[-1] or n == 1  # each rank has other rows
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
         moved = losses[-1] != losses[0]
         assert moved == (build is built_after) == any(p.grad is not None for p in parameters)
         if rank == 0:

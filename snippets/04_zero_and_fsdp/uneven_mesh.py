@@ -96,7 +96,9 @@ def main() -> None:
     for rows in (8, 9):
         whole = model(rows, seed=0).to(device).state_dict()
         for load in (from_every_rank, from_rank_0, through_dcp):
-            target = cut(model(rows, seed=1).to(device), mesh)
+            other = model(rows, seed=1).to(device)
+            assert not any(torch.equal(whole[name], p) for name, p in other.named_parameters())
+            target = cut(other, mesh)
             try:
                 load(target, whole)
             except AssertionError as error:
