@@ -90,6 +90,9 @@ def main() -> None:
         raise SystemExit(f"kernel_report.py: there is no file {sys.argv[1]} here; copy it")
     if not shutil.which("nvcc"):
         raise SystemExit("kernel_report.py needs nvcc, of the CUDA toolkit (but no GPU)")
+    # an SM has four partitions of 16,384 registers, and a thread with 33 registers occupies 40
+    assert blocks_per_sm(64, 33, 0, 90) == 4 * (16384 // (40 * 32)) // 2
+    assert [blocks_per_sm(256, 32, 112 * 1024, gpu) for gpu in (80, 90)] == [1, 2]
     ptx, code, report = compile_cuda(Path(sys.argv[1]))
     print("                loads per 64 FMA    bytes per FMA: counted (by hand)")
     print("rung             global   shared          global            shared")
