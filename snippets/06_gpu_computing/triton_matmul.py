@@ -56,7 +56,10 @@ def matmul_kernel(
     tl.store(c_at, total.to(c_ptr.dtype.element_ty), mask=inside)
 
 
-def matmul(a, b, tile=(32, 32, 32), group=8, c=None, programs=None, **options) -> torch.Tensor:
+def matmul(
+    a: torch.Tensor, b: torch.Tensor, tile=(32, 32, 32), group=8, c=None, programs=None,
+    **options,
+) -> torch.Tensor:  # fmt: skip
     """a [M, K] @ b [K, N] in fp16 or bf16, summed in fp32. All rows must be contiguous.
 
     K is a part of the compiled kernel, so each new K compiles a new kernel. Offsets have 32
