@@ -63,6 +63,7 @@ def try_lookup(ids: torch.Tensor, embedding: nn.Embedding, fixed: bool) -> None:
 def main() -> None:
     torch.manual_seed(0)
     old, ids = nn.Embedding(VOCABULARY, WIDTH), make_batch()
+    before = old.weight.detach().clone()
     check_ids(ids[:2], old.num_embeddings, "ids")  # the control: no sample here is padded
     try:
         check_ids(ids[:2] - VOCABULARY, old.num_embeddings, "ids")  # a negative id
@@ -75,13 +76,18 @@ def main() -> None:
     print(f"with {embedding.num_embeddings} rows:")
     try_lookup(ids, embedding, fixed=True)
     rows = embedding(ids)  # [3, 6] -> [3, 6, 8]
-    torch.testing.assert_close(rows[:2], old.weight[ids[:2]])  # the old rows are unchanged
+    torch.testing.assert_close(rows[:2], before[ids[:2]])  # the old rows are unchanged
     torch.testing.assert_close(rows[2, 5], embedding.weight[PAD])
     rows.sum().backward()
     expected = torch.tensor([(ids == row).sum().item() for row in range(VOCABULARY + 1)])
     torch.testing.assert_close(embedding.weight.grad[:, 0], expected.float())
     print(f"gradient of row {PAD}: {embedding.weight.grad[PAD, 0]:.0f}, one for each use")
     assert expected[PAD] == 2
+
+    frozen = nn.Embedding(4, WIDTH, padding_idx=1, dtype=torch.bfloat16).requires_grad_(False)
+    larger = enlarge(frozen, 5)
+    assert (larger.padding_idx, larger.weight.dtype) == (1, torch.bfloat16)
+    assert not larger.weight.requires_grad and torch.equal(larger.weight[:4], frozen.weight)
 
 
 if __name__ == "__main__":

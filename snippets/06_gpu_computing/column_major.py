@@ -40,14 +40,24 @@ def linear(x: list, w: list, m: int, n: int, k: int) -> list:
 # --8<-- [end:gemm]
 
 
+class Memory(list):
+    """A list that counts how many elements are read from all lists of this class."""
+
+    reads = 0
+
+    def __getitem__(self, index: int) -> float:
+        Memory.reads += 1
+        return super().__getitem__(index)
+
+
 def definition(a: list[list], b: list[list]) -> list:
     """Return the product of two lists of rows as a flat list, stored by rows."""
     columns = list(zip(*b, strict=True))
     return [sum(x * y for x, y in zip(r, c, strict=True)) for r in a for c in columns]
 
 
-def flat(rows: list[list]) -> list:
-    return [value for row in rows for value in row]
+def flat(rows: list[list]) -> Memory:
+    return Memory(value for row in rows for value in row)
 
 
 def main() -> None:
@@ -61,6 +71,11 @@ def main() -> None:
     print(f"[{M}, {K}] @ [{K}, {N}] by rows, through a gemm by columns: equal")
     assert linear(flat(a), flat(w), M, N, K) == definition(a, list(zip(*w, strict=True)))
     print("x @ w.T: the flag `t` takes the place of a transposed copy: equal")
+    # the gradient of w is dy.T @ x, and here the second factor of the gemm has the flag
+    dy = matrix(M, N)
+    gradient = gemm("nt", K, N, M, flat(a), K, flat(dy), N)
+    assert gradient == definition(list(zip(*dy, strict=True)), a)
+    assert Memory.reads == 3 * 2 * M * N * K  # three products read both factors, and no copy
 
     p, q = matrix(M, M), matrix(M, M)
     plain = gemm("nn", M, M, M, flat(p), M, flat(q), M)

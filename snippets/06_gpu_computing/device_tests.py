@@ -90,8 +90,13 @@ def reference(x: Tensor) -> Tensor:
 
 def main() -> None:
     writes = OpInfo("writes", Tensor.zero_, torch.zeros_like)  # changes its input
+    blind = OpInfo("blind", lambda x: hinge(x.detach()) + 0 * x, reference)  # no gradient
+    tests = instantiate([OpInfo("hinge", hinge, reference), writes, blind], ["cpu"])
+    assert sum(name.startswith("test_") for name in vars(tests)) == 3 * 3 * 3
     with unittest.TestCase().assertRaises(AssertionError):
-        Template().test_input_unchanged("cpu", torch.float32, writes)
+        tests("test_input_unchanged_writes_cpu_float32").debug()
+    with unittest.TestCase().assertRaises(RuntimeError):  # the error of gradcheck
+        tests("test_gradcheck_blind_cpu_float64").debug()
     devices = ["cpu"]
     if torch.accelerator.is_available():
         devices.append(torch.accelerator.current_accelerator().type)

@@ -150,6 +150,7 @@ def main() -> None:
     assert order["double_buffered"][1] == 0 and moved[1] > 0.7 * moved[0]
     assert order["tiled"][1] == 0
     assert order["... with __syncwarp()"][2] == order["tiled"][2] < 0.6 * order["tiled"][0]
+    assert loops["... with __syncwarp()"][0][2] != loops["tiled"][0][2]  # it is in the code
     assert order["double_buffered"][2] > 0.9 * order["double_buffered"][0]
 
     # each asynchronous copy moves 16 bytes to shared memory and bypasses the L1 cache

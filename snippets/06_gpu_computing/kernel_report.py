@@ -29,6 +29,7 @@ BY_HAND = {  # bytes per multiply-add from global memory, from shared memory
     "warp_tile": (4 * (128 + 128) / (128 * 128), 4 * (8 + 8) / (8 * 8)),
     "double_buffered": (4 * (128 + 128) / (128 * 128), 4 * (8 + 8) / (8 * 8)),
 }
+SPILLED = r".*?(\d+) bytes spill stores"  # of a kernel, in the report of ptxas
 MACHINE_CODE = "FFMA", r"LDG\.E", r"LDG\.E\.128", "LDS", r"LDS\.128"
 
 
@@ -90,6 +91,12 @@ def main() -> None:
         raise SystemExit(f"kernel_report.py: there is no file {sys.argv[1]} here; copy it")
     if not shutil.which("nvcc"):
         raise SystemExit("kernel_report.py needs nvcc, of the CUDA toolkit (but no GPU)")
+    # an SM has four partitions of 16,384 registers, and a thread with 33 registers occupies 40
+    assert blocks_per_sm(64, 33, 0, 90) == 4 * (16384 // (40 * 32)) // 2
+    assert [blocks_per_sm(256, 32, 112 * 1024, gpu) for gpu in (80, 90)] == [1, 2]
+    # no rung spills a register, so the pattern is tested with a line of a kernel that does
+    line = "    40 bytes stack frame, 36 bytes spill stores, 44 bytes spill loads"
+    assert re.match(SPILLED, line)[1] == "36"
     ptx, code, report = compile_cuda(Path(sys.argv[1]))
     print("                loads per 64 FMA    bytes per FMA: counted (by hand)")
     print("rung             global   shared          global            shared")
@@ -111,7 +118,7 @@ def main() -> None:
             )
         )
         usage = re.search(rf"'{symbol}\w*' for.*?Used (\d+) registers([^\n]*)", report, re.S)
-        spilled = re.search(rf"{symbol}\w*\n.*?(\d+) bytes spill stores", report)[1]
+        spilled = re.search(rf"{symbol}\w*\n{SPILLED}", report)[1]
         shared = re.search(r"(\d+) bytes smem", usage[2])
         resources.append(
             (name, threads, int(usage[1]), int(shared[1]) if shared else 0, spilled)

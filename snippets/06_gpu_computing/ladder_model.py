@@ -190,6 +190,8 @@ def main() -> None:
     print(f"\npeak: {SMS} SMs x 128 lanes x 2 FLOP x {GHZ:.2f} GHz = {PEAK:.1f} TFLOP/s")
     print("rung              loading : multiplying (clocks)  bound  measured  measured / bound")
     bounds = {}
+    # a warp that reads every second float touches two lines, and of every fourth float four
+    assert [lines(lambda i, step=step: i * step) for step in (1, 2, 4)] == [1, 2, 4]
     # counted by hand from the addresses; the range below does not see every wrong count
     assert [loading for loading, _ in rungs().values()] == [33, 2, 48, 40, 160, 20, 8, 8]
     for name, (loading, fma) in rungs().items():

@@ -122,6 +122,10 @@ def main() -> None:
         assert abs(busy(run) - expected) < 0.02
         if warps > 1:  # no two warps issue in the same clock
             assert all(sum(row[c] in "LC" for row in run.rows) <= 1 for c in range(clocks))
+        for row in run.rows:  # a warp computes without a pause until its next load
+            assert "".join(row).count("C" * COMPUTE + "L") == row.count("L") - 1
+        loads = [row.count("L") for row in run.rows]
+        assert max(loads) - min(loads) <= 1  # no warp is left out
     enough = next(w for w in range(1, 32) if busy(schedule(w, clocks)) > 0.98)
     print(f"{enough} warps keep the scheduler busy: {turn} clocks / {1 + COMPUTE} instructions")
     with open("latency_hiding.svg", "w", encoding="utf-8") as file:

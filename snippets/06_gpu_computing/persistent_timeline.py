@@ -61,6 +61,14 @@ def check() -> None:
             assert abs(end_of(simulate(True, tiles, steps)) - walking) < 1e-9
     for persistent in (False, True):
         bars = simulate(persistent)
+        loads = [start for name, _, start, _ in bars if name == "load"]
+        read = [end for name, _, _, end in bars if name == "multiply"]
+        waits = [load - end for load, end in zip(loads[BUFFERS:], read, strict=False)]
+        assert min(waits) == 0  # a load waits until its buffer has been read, and no longer
+        for tile in range(TILES):  # after the last step, the tile is moved and then stored
+            times = {name: (start, end) for name, which, start, end in bars if which == tile}
+            assert times["multiply"][1] == times["move"][0]
+            assert times["move"][1] == times["store"][0]
         for lane in ("load", "multiply", "store"):
             times = sorted((start, end) for name, _, start, end in bars if name == lane)
             assert all(a[1] <= b[0] + 1e-9 for a, b in pairwise(times))

@@ -58,17 +58,20 @@ def coarse(n: int) -> int:
 
 def convolve(x: torch.Tensor, kernel: torch.Tensor, length: int, plans: Plans) -> torch.Tensor:
     """Convolve x [n] and kernel [k] -> [n + k - 1], by three transforms of `length`."""
-    plans.look_up("real to complex", length)
-    plans.look_up("real to complex", length)  # the kernel has the same length after padding
-    plans.look_up("complex to real", length)
-    product = torch.fft.rfft(x, length) * torch.fft.rfft(kernel, length)
-    return torch.fft.irfft(product, length)[: len(x) + len(kernel) - 1]
+    spectra = []
+    for signal in (x, kernel):  # both have the same length after padding
+        padded = F.pad(signal, (0, length - len(signal)))
+        plans.look_up("real to complex", len(padded))
+        spectra.append(torch.fft.rfft(padded))
+    y = torch.fft.irfft(spectra[0] * spectra[1], length)
+    plans.look_up("complex to real", len(y))
+    return y[: len(x) + len(kernel) - 1]
 
 
 def walk(shapes: Iterable[int], plans: Plans, device: torch.device) -> None:
     for n in shapes:
-        plans.look_up(n)
-        torch.fft.fft(torch.zeros(n, dtype=torch.complex64, device=device))
+        y = torch.fft.fft(torch.zeros(n, dtype=torch.complex64, device=device))
+        plans.look_up(len(y))
 
 
 def filters(rule: Callable[[int], int], device: torch.device) -> tuple[Plans, float, float]:

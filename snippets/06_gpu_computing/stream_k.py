@@ -106,6 +106,10 @@ def check() -> None:
                     assert time <= formula  # the last part of a tile has fewer steps
                 else:
                     assert time == formula
+            for block in persistent(tiles, steps):  # its tiles belong to one wave after another
+                assert [tile // SMS for tile, *_ in block] == list(range(len(block)))
+            work = [sum(end - k for _, k, end in block) for block in stream_k(tiles, steps)]
+            assert max(work) - min(work) <= 1  # all SMs are busy until the end
             near = partial(math.isclose, rel_tol=1e-9)
             stored = run(whole(tiles, steps), steps, STORE, overlap=False)
             assert near(stored, rounds * (steps + STORE))

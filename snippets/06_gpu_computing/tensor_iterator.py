@@ -86,7 +86,8 @@ def main() -> None:
         "3×4 + transposed 4×3": (torch.randn(3, 4), torch.randn(4, 3).T, 3),
         "one transposed": (a, torch.randn(32, 16, 8).transpose(0, 2), 128),
         "matrix + row (bias)": (a, torch.randn(32), 128),
-        "row + matrix": (torch.randn(32), a, 128),
+        # the row is broadcast, so the strides of the matrix decide the order of the dimensions
+        "row + matrix": (torch.randn(32), torch.randn(16, 8, 32).transpose(0, 1), 128),
         "+ tensor of one element": (a, torch.tensor(2.0), 1),
         "+ column": (a, torch.randn(8, 16, 1), 128),
         "every other column": (c[..., 1::2].transpose(0, 1), d[..., 1::2].transpose(0, 1), 1),

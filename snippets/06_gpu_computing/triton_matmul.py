@@ -56,18 +56,22 @@ def matmul_kernel(
     tl.store(c_at, total.to(c_ptr.dtype.element_ty), mask=inside)
 
 
-def matmul(a: torch.Tensor, b: torch.Tensor, tile=(32, 32, 32), group=8, **options):
+def matmul(
+    a: torch.Tensor, b: torch.Tensor, tile=(32, 32, 32), group=8, c=None, programs=None,
+    **options,
+) -> torch.Tensor:  # fmt: skip
     """a [M, K] @ b [K, N] in fp16 or bf16, summed in fp32. All rows must be contiguous.
 
     K is a part of the compiled kernel, so each new K compiles a new kernel. Offsets have 32
-    bits, so each matrix must have fewer than 2^31 elements.
+    bits, so each matrix must have fewer than 2^31 elements. With `programs`, only the first
+    programs run, and each of them stores its tile in `c`.
     """
     (m, k), n = a.shape, b.shape[1]
     if b.shape[0] != k or a.stride(1) != 1 or b.stride(1) != 1:
         raise ValueError("matmul needs [M, K] and [K, N] whose rows are contiguous")
-    c = torch.empty(m, n, dtype=a.dtype, device=a.device)
+    c = torch.empty(m, n, dtype=a.dtype, device=a.device) if c is None else c
     bm, bn, bk = tile
-    grid = (triton.cdiv(m, bm) * triton.cdiv(n, bn),)
+    grid = (programs or triton.cdiv(m, bm) * triton.cdiv(n, bn),)
     matmul_kernel[grid](
         a, b, c, m, n, k, a.stride(0), b.stride(0), c.stride(0),
         BM=bm, BN=bn, BK=bk, GROUP=group, **options,
@@ -99,6 +103,10 @@ def main() -> None:
         exact = (a.double() @ b.double()).half()
         torch.testing.assert_close(matmul(a, b, group=3), exact, rtol=2e-3, atol=1e-3)
         print(f"{m} x {n} x {k}: equal to float64 rounded to fp16")
+    # the first five programs of the last product write a column of three tiles, and two more
+    c = torch.full((100, 70), torch.nan, device=device, dtype=torch.float16)
+    written = ~matmul(a, b, group=3, c=c, programs=5)[::32, ::32].isnan()
+    assert written.nonzero().tolist() == [[0, 0], [0, 1], [1, 0], [1, 1], [2, 0]]
     with contextlib.suppress(ValueError):
         matmul(a, b[1:])
         raise AssertionError("matmul accepted different inner sizes")

@@ -49,13 +49,14 @@ def tile_2d(rows: int, columns: int, bx: int, by: int) -> tuple[Counter, int]:
     x is the index of the column, so neighbours in x are neighbours in a warp and in memory.
     """
     grid_x, grid_y = math.ceil(columns / bx), math.ceil(rows / by)
-    computed = Counter()
+    computed, threads = Counter(), 0
     for block_y, block_x in product(range(grid_y), range(grid_x)):
         for y, x in product(range(by), range(bx)):
             row, column = block_y * by + y, block_x * bx + x
+            threads += 1
             if row < rows and column < columns:
                 computed[row, column] += 1
-    return computed, grid_x * grid_y * bx * by
+    return computed, threads
 
 
 def strip(axes, owner: list[int], block: int, row: int, launched: int) -> None:
@@ -129,6 +130,8 @@ def main() -> None:
     for block in ((32, 32), (32, 8), (256, 1)):
         computed, threads = tile_2d(100, 70, *block)
         assert len(computed) == 7000 and set(computed.values()) == {1}
+        first = list(computed)[: min(block[0], 70)]  # the first threads, in their order
+        assert first == [(0, x) for x in range(len(first))]  # neighbours in x and in memory
         print(
             f"100 × 70 in blocks of {block[0]:3} × {block[1]:2}: {threads:6,} threads for 7,000"
         )
