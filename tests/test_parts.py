@@ -595,9 +595,17 @@ def test_the_distance_of_figures_with_different_shapes_is_infinite() -> None:
         ('<path d="M 0 0" style="fill: #c2410c"/><text x="9">s</text>', "different colours"),
         ('<path d="M 0 0" style="fill: none"/><text x="9">s</text>', "different colours"),
         ('<path d="M 0 0" style="fill: #0b6e99"/><text x="99">s</text>', "at a distance of 90"),
+        (
+            '<path d="M 0 0" style="fill: #0b6e99; stroke-dasharray: 5.5,2"/><text x="9">s</text>',
+            "different widths or dashes",
+        ),
+        (
+            '<path d="M 0 0" style="fill: #0b6e99" stroke-width="2"/><text x="9">s</text>',
+            "different widths or dashes",
+        ),
     ],
 )
-def test_colours_and_positions_of_labels_are_compared(
+def test_colours_lines_and_positions_of_labels_are_compared(
     other: str, difference: str | None
 ) -> None:
     first = '<path d="M 0 0" style="fill: #0B6E99"/><text x="9">s</text>'

@@ -1,4 +1,4 @@
-"""Parse the labels, the curves and the colours of SVG files, and compare two figures.
+"""Parse the labels, the curves, the colours and the line styles of SVG files, and compare them.
 
 matplotlib removes points of a long line that are on a straight segment, so the same curve can
 have different numbers of points. Curves with different numbers of points are therefore
@@ -25,6 +25,7 @@ SHAPE_ATTRIBUTES = ("points", "transform", "x", "y", "width", "height", "cx", "c
 MAX_COLOUR_DISTANCE = 5
 _COORDINATE = re.compile(r"-?\d+(?:\.\d+)?(?:e-?\d+)?")
 _COLOUR = re.compile(r"(?:^|;)\s*(?:fill|stroke|stop-color)\s*:\s*([^;]+)")
+_LINE_STYLE = re.compile(r"(?:^|;)\s*(stroke-(?:width|dasharray)\s*:\s*[^;]+)")
 _HEX = re.compile(r"#([0-9a-f]{2})([0-9a-f]{2})([0-9a-f]{2})")
 
 Point = tuple[float, float]
@@ -32,11 +33,12 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True)
 class Shape:
-    """One SVG element: the coordinates of its path, other numbers, and its colours."""
+    """One SVG element: the coordinates of its path, other numbers, its colours and its line."""
 
     path: list[Point]
     numbers: list[float]  # in its other attributes
     colours: list[str]
+    line_style: list[str]  # the width and the dashes of its line
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,9 @@ def _shape(element: ElementTree.Element) -> Shape:
     colours = [element.get(name, "") for name in ("fill", "stroke", "stop-color")]
     colours += _COLOUR.findall(element.get("style", ""))
     colours = [colour.strip().lower() for colour in colours if colour]
-    return Shape(list(zip(path[::2], path[1::2], strict=False)), numbers, colours)
+    line_style = [element.get(f"stroke-{name}", "") for name in ("width", "dasharray")]
+    line_style += _LINE_STYLE.findall(element.get("style", ""))
+    return Shape(list(zip(path[::2], path[1::2], strict=False)), numbers, colours, line_style)
 
 
 def distance(old: list[Shape], new: list[Shape]) -> float:
@@ -107,6 +111,11 @@ def same_colours(old: list[Shape], new: list[Shape]) -> bool:
         len(a.colours) == len(b.colours) and all(map(_same_colour, a.colours, b.colours))
         for a, b in pairs
     )
+
+
+def same_line_styles(old: list[Shape], new: list[Shape]) -> bool:
+    """Return whether the lines of the shapes have the same widths and dashes."""
+    return all(a.line_style == b.line_style for a, b in zip(old, new, strict=True))
 
 
 def _same_colour(old: str, new: str) -> bool:
@@ -151,6 +160,8 @@ def figure_difference(
         if largest <= MAX_DISTANCE:
             if tolerances.compare_points and not same_colours(old.shapes, new.shapes):
                 return "different colours"
+            if tolerances.compare_points and not same_line_styles(old.shapes, new.shapes):
+                return "lines with different widths or dashes"
             return None
         if math.isfinite(largest):
             return f"a point at a distance of {largest:.0f} from its old position"
