@@ -616,6 +616,11 @@ def test_colours_lines_and_positions_of_labels_are_compared(
     assert figures.figure_difference(old, new, Tolerances(compare_points=False)) is None
 
 
+def test_the_page_for_authors_names_the_largest_difference_of_two_colours() -> None:
+    page = (ROOT / "docs/contributing/programs.md").read_text("utf-8")
+    assert f"| {figures.MAX_COLOUR_DISTANCE} of 255 in red, green or blue |" in page
+
+
 # --- blocks of a page ------------------------------------------------------------------------
 
 
