@@ -12,7 +12,7 @@ from conftest import RECORDED, Book
 from processes import HANG, LAUNCHER
 
 from worldsize.execution import gpu_clocks, prefork, requirements, runner
-from worldsize.model import BookError, atomic_write, fingerprint, page
+from worldsize.model import ROOT, BookError, atomic_write, fingerprint, page
 from worldsize.model.page import Embed, resolve
 from worldsize.model.program import Program, gpu_kind, is_orphan, is_program, transcript_device
 from worldsize.model.transcript import (
@@ -28,7 +28,7 @@ from worldsize.testing import code_blocks, figures, mutation, plugin, program_ch
 from worldsize.testing.result_cache import ResultCache
 from worldsize.tools import transcript_diff
 
-INPUTS = ["src"]
+INPUTS = ["docs/contributing/programs.md", "src"]
 
 
 # --- files -----------------------------------------------------------------------------------
