@@ -208,7 +208,7 @@ def main() -> None:
         cells, shares = {}, {}
         for schedule in (whole, persistent, partial(split_k, parts=best), stream_k):
             blocks, busy = schedule(tiles, steps), tiles * steps / SMS
-            stored = run(blocks, steps, STORE, overlap=schedule is not whole)
+            stored = run(blocks, steps, STORE, overlap=schedule in (persistent, stream_k))
             cells[schedule] = f"{busy / run(blocks, steps):.0%} / {busy / stored:.0%}"
             assert stored >= run(blocks, steps)
             shares[schedule] = busy / stored

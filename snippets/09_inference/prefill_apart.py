@@ -81,7 +81,7 @@ def serve(requests: list[Request], budget: float, cost: Callable) -> None:
     steps, clock, held, context = [], 0.0, 0, 0  # context: tokens that decodes read
     while waiting or prompts or begun or decoding:
         if not (prompts or begun or decoding):
-            clock = waiting[0].ready
+            clock = max(clock, waiting[0].ready)
         while waiting and waiting[0].ready <= clock and held + waiting[0].size <= ROOM:
             r = waiting.popleft()
             held += r.size
