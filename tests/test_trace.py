@@ -1058,7 +1058,7 @@ def create():
     return dist.new_group(range(1, 3))
 
 dist.init_process_group("gloo")
-dist.barrier()  # rank 0 does not exchange anything, and must not leave before the others joined
+dist.barrier()  # rank 0 does not exchange anything, and must not leave before the others have joined
 pair = create()
 if dist.get_rank():
     exchange(dist.get_rank(), pair)

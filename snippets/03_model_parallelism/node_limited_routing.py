@@ -84,9 +84,10 @@ def load_of(chosen: torch.Tensor) -> torch.Tensor:
 def balance(
     weight: torch.Tensor, steps: int, speed: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Load of each expert in every step, [steps, e], while the bias moves; new tokens each.
+    """Load of each expert in every step, [steps, e], while the bias moves. Tokens are new.
 
-    Also return the load of each expert, [e], if the last tokens choose without the bias.
+    Also return the load of each expert, [e], if the tokens of the last step choose their
+    experts without the bias.
     """
     popularity = torch.linspace(0.4, -0.4, EXPERTS)  # is added to the logits of every token
     bias, loads = torch.zeros(EXPERTS), []

@@ -24,7 +24,7 @@ INSTRUCTIONS = (
     (r"SYNCS\.PHASECHK\S*", "mbarrier.try_wait"),
     (r"HGMMA\.64x128x16\S*", "wgmma"),
     (r"WARPGROUP\.DEPBAR\S*", "wgmma.wait_group"),
-    (r"LD(?!C)\S*|STS\S*", "loads and stores of tiles by threads"),  # LDC: of a parameter
+    (r"LD(?!C)\S*|STS\S*", "loads and stores of tiles by threads"),  # LDC loads a parameter
     (r"STG\.E\.64\S*", "two sums to C"),
 )
 

@@ -290,7 +290,7 @@ def rejected(softmax) -> bool:
 
 
 def one_wrong_number(x: np.ndarray, columns: int, row: int) -> np.ndarray:
-    """Return the right softmax, but for one width, the last number of one row is wrong."""
+    """Return the softmax of x. For one width, the last number of one row is wrong."""
     result = right(x)
     if x.shape[1] == columns:
         result[row, -1] *= 1 + 3 * BOUND

@@ -33,7 +33,7 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True)
 class Shape:
-    """One SVG element: the coordinates of its path, other numbers, its colours and its line."""
+    """One SVG element: its path, other numbers, its colours and the style of its line."""
 
     path: list[Point]
     numbers: list[float]  # in its other attributes
