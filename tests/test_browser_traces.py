@@ -81,6 +81,14 @@ def swipe(page: Page, start: tuple[float, float], dx: float, dy: float) -> None:
         send("End")
 
 
+def boxes_of(page: Page, selector: str) -> list[dict]:
+    """Return the boxes of all elements in one call: the viewer replaces some of them when it scrolls."""
+    return page.evaluate(
+        "name => [...document.querySelectorAll(name)].map(e => e.getBoundingClientRect().toJSON())",
+        selector,
+    )
+
+
 def set_view(
     page: Page, width: int = 1440, colours: str = "light", media: str = "screen"
 ) -> None:
@@ -356,9 +364,9 @@ def test_the_last_picture_of_a_failure_names_the_line_of_each_rank(
     )
     labels = page.locator(".tv-lanes text", has_text=re.compile("does not return|✕"))
     assert labels.filter(has_text="does not return").count() == never
-    for label in labels.all():
-        box = label.bounding_box()
-        assert box["x"] >= 0 and box["x"] + box["width"] <= 390
+    edges = "all => all.map(each => each.getBoundingClientRect()).map(e => [e.left, e.right])"
+    for left, right in labels.evaluate_all(edges):
+        assert left >= 0 and right <= 390
 
 
 def test_a_program_without_a_failure_has_no_red_text(page: Page, site_url: str) -> None:
@@ -444,13 +452,12 @@ def test_a_phone_shows_the_lanes_above_the_variables(phone: Page, site_url: str)
     swipe(phone, (300, boxes[0]["y"] + 25), -60, 5)
     assert tick(phone) != 60
     # the buttons that show more lines of the source are large, and they do not cover the source
-    source = phone.locator(".tv-source").bounding_box()
     phone.locator(".tv-source").evaluate("e => { e.scrollTop = 0 }")
-    buttons = phone.locator(".tv-away button")
-    buttons.first.wait_for()
-    for each in buttons.all():
-        box = each.bounding_box()
-        assert box["height"] >= 32 and box["y"] >= source["y"] + source["height"]
+    phone.locator(".tv-away button").first.wait_for()
+    source, *buttons = boxes_of(phone, ".tv-source, .tv-away button")
+    assert buttons
+    for box in buttons:
+        assert box["height"] >= 32 and box["y"] >= source["bottom"]
 
 
 def test_a_rank_in_a_shared_function_names_the_line_of_its_call(
@@ -496,7 +503,7 @@ def test_a_page_fits_a_phone_and_shows_the_lanes_above_the_source(
         )
         assert lanes["y"] + lanes["height"] <= source["y"]
         # the mark of each rank is in view, or a button at the edge of the source moves to it
-        boxes = [each.bounding_box() for each in page.locator(".tv-line .tv-chip").all()]
+        boxes = boxes_of(page, ".tv-line .tv-chip")
         top, bottom = source["y"], source["y"] + source["height"]
         in_view = [box for box in boxes if top <= box["y"] <= bottom - box["height"]]
         elsewhere = page.locator(".tv-away .tv-chip").count()
@@ -511,8 +518,7 @@ def test_a_phone_shows_the_steps_without_sideways_scrolling(page: Page, site_url
     table = page.locator("table.trace")
     assert table.evaluate("each => each.scrollWidth <= each.clientWidth")
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
-    cells = page.locator("table.trace tbody tr").first.locator("td").all()
-    boxes = [cell.bounding_box() for cell in cells]
+    boxes = boxes_of(page, "table.trace tbody tr:first-child td")
     assert boxes[3]["width"] > 150 and boxes[4]["y"] > boxes[3]["y"]
     page.evaluate("scrollBy(0, 3000)")
     page.evaluate("scrollBy(0, -200)")  # the theme then shows its button Back to top
