@@ -64,13 +64,15 @@ def main() -> None:
     torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(2**17, generator=generator)
-    x[: 2**8] *= 12  # one in 512 comes from a much wider distribution
-    assert 30 < x.abs().max() < 60
+    x[: 2**8] *= -12  # one in 512 comes from a much wider distribution
+    assert 30 < -x.min() < 60 and x.max() < -x.min()  # the largest magnitude is negative
     lone = x[2**8 :].clone()
     lone[0] = 40  # one such value is given up: what is left is a Gaussian, see best_clip.py
     assert abs(least_squares(lone, 4) - 2.47) < 0.4
     even = torch.rand(2**17, generator=generator)  # no tail: entropy keeps the full range
     assert entropy(even, 8) > 0.995 * min_max(even, 8)
+    even[0] = -16  # the others lie in 128 of 2,048 bins, so that 128 levels change nothing
+    assert entropy(even, 8) == 128.5 / 128
     for bits in (8, 4):
         print(f"{bits} bits          clip   clipped   error of the rest   error of the clipped")
         totals = {}
@@ -79,8 +81,11 @@ def main() -> None:
             outside = x.abs() > clip
             inner = error(x[~outside], clip, bits) * (1 - outside.float().mean().item())
             totals[method] = error(x, clip, bits)
+            beyond = (x[outside].double().abs() - clip).square().sum().item() / len(x)
+            assert abs(inner + beyond - totals[method]) < 2e-6  # a clipped value becomes ±clip
+            assert bits == 4 or abs(12 * inner / (clip / 127) ** 2 - 1) < 0.02  # Δ²/12
             print(f"  {method.__name__:13}{clip:6.2f}   {outside.float().mean():7.3%}   "
-                  f"{inner:17.5f}   {totals[method] - inner:20.5f}")  # fmt: skip
+                  f"{inner:17.5f}   {beyond:20.5f}")  # fmt: skip
         assert totals[least_squares] == min(totals.values())
         assert entropy(x, bits) < 0.8 * least_squares(x, bits)
         step = min_max(x, bits) / (2 ** (bits - 1) - 1)
