@@ -39,6 +39,7 @@ def main() -> None:
     for row in zip(x, q, back, back - x, strict=True):
         print("{:5.2f}   {}  {:5.1f}   {:5.2f}".format(*(value.item() for value in row)))
     assert q.tolist() == [0, 1, 2, 3, 4, 7, 7] and back[2] == 0
+    assert torch.fake_quantize_per_tensor_affine(x, scale, zero, 0, 7).equal(back)
     assert quantize(torch.tensor([-9.0]), scale, zero, 3) == 0  # clamped, not wrapped around
     assert parameters(1.0, 3.5, 3) == (0.5, 0) and parameters(-3.5, -1.0, 3) == (0.5, 7)
     zeros = parameters(-0.875, 2.625, 3)[1], parameters(-1.125, 2.375, 3)[1]
@@ -56,8 +57,11 @@ def main() -> None:
     print(f"100,000 normal numbers in 8 bits: {x.nbytes:,} bytes become {q.nbytes:,}")
     print(f"largest error inside the range: {error[inside].abs().max() / scale:.3f} steps")
 
-    torchs = torch.fake_quantize_per_tensor_affine(x, scale, zero, 0, 255)
-    differ = (torchs - dequantize(q, scale, zero)).abs() > scale / 2
+    wide = 2 * x  # some of these are outside the range, on both sides
+    torchs = torch.fake_quantize_per_tensor_affine(wide, scale, zero, 0, 255)
+    ours = quantize(wide, scale, zero, 8)
+    assert (ours == 0).sum() > 9 and (ours == 255).sum() > 9
+    differ = (torchs - dequantize(ours, scale, zero)).abs() > scale / 2
     assert differ.float().mean() < 1e-4  # torch multiplies by 1/scale, so ties may differ
     print("equal to torch.fake_quantize_per_tensor_affine (but for ties)")
 
