@@ -100,10 +100,16 @@ def main() -> None:
             print(f"{name:12}{bits:3} bits{a:15.1%}{for_nearest:8.1%}{b:10.1%}{for_gptq:7.1%}"
                   f"{a / b:8.2f}   × {farther:.2f}")  # fmt: skip
             assert abs(a / for_nearest - 1) < 0.03 and abs(b / for_gptq - 1) < 0.03
+            halves = 2 * ours / grid(w, bits)  # every weight is a level, and no level is 0
+            torch.testing.assert_close(halves, halves.round())
+            assert halves.round().unique().tolist() == [*range(1 - 2**bits, 2**bits, 2)]
             if name == "orthogonal":
                 torch.testing.assert_close(nearest, ours)  # there is no error to compensate
             else:
                 assert b < 0.5 * a and farther > 1.3
+        # 1/U² of an input is what a regression on all later inputs leaves of it
+        later = x[:, 101:] @ torch.linalg.lstsq(x[:, 101:], x[:, 100]).solution
+        torch.testing.assert_close((x[:, 100] - later).square().sum(), upper[100, 100] ** -2)
 
     start = time.perf_counter()
     one = slow(w, h, 3)
