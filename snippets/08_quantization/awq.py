@@ -21,10 +21,16 @@ def round_to_nearest(w: torch.Tensor) -> torch.Tensor:
 
 def main() -> None:
     torch.set_num_threads(1)
+    group = torch.randn(GROUP, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    levels = torch.arange(-3.5, 4, dtype=torch.float64) * group.abs().max() / 3.5
+    nearest = levels[(group[:, None] - levels).abs().argmin(1)]
+    both = round_to_nearest(torch.cat([group, 9 * group])[None])[0]  # each has its own scale
+    torch.testing.assert_close(both, torch.cat([nearest, 9 * nearest]))
     torch.manual_seed(0)
     x = torch.randn(TOKENS, K, dtype=torch.float64)
     salient = torch.randperm(K)[: K // 100]
     x[:, salient] *= 30
+    x[:, salient] -= x[:, salient].mean(0)  # their size is large, but not their mean
     w = torch.randn(N, K, dtype=torch.float64)
 
     def error(q: torch.Tensor) -> float:
@@ -47,6 +53,7 @@ def main() -> None:
         print(f"floats kept: {name:20} error {left[name]:6.1%}")
     # --8<-- [end:keep]
     assert left["largest activations"] < left["none"] / 2
+    assert keep["largest activations"].sort().values.equal(salient.sort().values)
     assert left["largest weights"] > 0.9 * left["none"]
     size = w.square().sum(0)
     assert size[keep["largest weights"]].min() > size.quantile(0.99)
@@ -62,24 +69,27 @@ def main() -> None:
     for tenths in sorted({0, 2, 4, best, 6, 8, 10}):
         mark = "  <- least" if tenths == best else ""
         print(f"all rounded, α = {tenths / 10:.1f}: error {errors[tenths]:6.1%}{mark}")
-    assert errors[best] < 0.8 * errors[0] and 0 < best < 10
+    assert errors[best] < 0.6 * errors[0] and 0 < best < 10 and errors[10] > 1
 
     # one column times s: its error is divided by s, unless it becomes the group's largest
     column = salient[0]
     others = torch.arange(K) // GROUP == column // GROUP
     others[column] = False
-    own, rest, layer = {}, {}, {}
+    own, rest, layer, leads = {}, {}, {}, {}
     for s in (1, 2, 4, 8, 16):
         scale = torch.ones(K, dtype=torch.float64)
         scale[column] = s
         off = round_to_nearest(w * scale) / scale - w
         own[s], rest[s] = off[:, column].norm().item(), off[:, others].norm().item()
         layer[s] = error(w + off)
+        leads[s] = (w * scale)[:, column].abs() > w[:, others].abs().amax(1)
+        assert off[leads[s], column].abs().max() < 1e-12  # the largest weight is a level
         if s > 1:
             mine, theirs = own[s] / own[1], rest[s] / rest[1]
             print(f"one column × {s:2}: its error × {mine:.2f}, its group's other columns' "
                   f"× {theirs:.2f}, the layer's {layer[s]:.1%}")  # fmt: skip
     assert 0.4 < own[2] / own[1] < 0.6 and rest[2] < 1.1 * rest[1]
+    assert leads[2].double().mean() < 0.2 and leads[16].double().mean() > 0.8
     assert own[16] < own[8] and rest[16] > 2 * rest[8] and layer[16] > layer[8]
 
 
