@@ -6,6 +6,8 @@ other inputs become small integers, so its outputs are less accurate. Plain Pyth
 SVG.
 """
 
+import re
+
 Matrix = list[list[float]]
 
 X: Matrix = [[0.5, -1.2, 0.8, 0.3], [0.4, -0.9, 60.0, 0.2]]  # [tokens, inputs]
@@ -132,7 +134,7 @@ def draw() -> str:
 
 def main() -> None:
     with open("int8_layer.svg", "w", encoding="utf-8") as file:
-        file.write(draw())
+        file.write(drawing := draw())
     sums, y = int8_layer(X, W)
     exact, found = product(X, W), errors(y, product(X, W))
     for name, row, ours, true, error in zip(
@@ -148,7 +150,17 @@ def main() -> None:
     for i, j in ((i, j) for i in range(2) for j in range(2)):
         terms = [q[i][k] * token_scales[i] * (r[j][k] * output_scales[j]) for k in range(4)]
         assert abs(sum(terms) - y[i][j]) < 1e-12
+    assert q == [
+        [53, -127, 85, 32],
+        [1, -2, 127, 0],
+    ]  # by hand, for example 0.5/1.2 · 127 = 52.9
     assert max(abs(value) for row in q + r for value in row) == 127
+    # all numbers of the drawing
+    texts = " ".join(re.findall(r">([-× .\d]+)</text>", drawing)).replace("×", "")
+    matrices = (X, q, [token_scales], W, columns(r), sums, y, exact)
+    values = [value for matrix in matrices for row in matrix for value in row]
+    for text, value in zip(texts.split(), values, strict=True):
+        assert abs(float(text) - value) < 6e-4, (text, value)
 
     tame = [X[0], [0.8 if value == 60 else value for value in X[1]]]
     without = errors(int8_layer(tame, W)[1], product(tame, W))[1]
