@@ -44,13 +44,14 @@ def main() -> None:
     (through,) = torch.autograd.grad(round_through(x).sum(), x)
     slopes = [slope.unique().tolist() for slope in (plain, through)]
     print(f"slope of round: {slopes[0]}, straight through: {slopes[1]}")
-    assert not plain.any() and (through == 1).all()
+    assert not plain.any() and (through == 1).all() and round_through(x).equal(x.round())
 
     # the library's fake quantization does the same; where it clamps, the gradient is 0
     x = torch.linspace(-3, 3, 100, requires_grad=True)
     fake = torch.fake_quantize_per_tensor_affine(x, 0.25, 0, -7, 7)
     (library,) = torch.autograd.grad(fake.sum(), x)
     assert torch.equal(library, ((x / 0.25).round().abs() <= 7).float())
+    assert torch.equal(fake, (x / 0.25).round().clamp(-7, 7) * 0.25)
     print("slope of torch.fake_quantize_per_tensor_affine: 1 inside the range, 0 outside")
 
     # the average over all offsets r in [-1/2, 1/2): of 10,000 evenly spread ones
@@ -62,9 +63,13 @@ def main() -> None:
           f"{[round(v, 3) for v in smooth.tolist()]}")  # fmt: skip
 
     # with a loss l(q) = (q - 0.3)²/2 the same average, differentiated: l(1) - l(0) in [0, 1)
-    x = torch.tensor([0.2, 0.8], dtype=torch.float64)
+    x = torch.tensor([0.2, 0.8], dtype=torch.float64, requires_grad=True)
+    loss = (round_through(x[:, None] + offsets) - 0.3).square() / 2
+    (through,) = torch.autograd.grad(loss.mean(1).sum(), x)  # the average of l'(round(x + r))
+    x = x.detach()
+    between = (1 - x) * 0.3**2 / 2 + x * 0.7**2 / 2  # a straight line from l(0) to l(1)
+    torch.testing.assert_close(loss.detach().mean(1), between, rtol=0, atol=1e-4)
     rounded = (x[:, None] + offsets).round()
-    through = (rounded - 0.3).mean(1)  # the estimator's average: l'(round(x + r))
     shifted = (x[:, None] + 0.01 + offsets).round()
     slope = ((shifted - 0.3).square() / 2 - (rounded - 0.3).square() / 2).mean(1) / 0.01
     exact, passed_on = ([round(v, 3) for v in t.tolist()] for t in (slope, through))
