@@ -136,6 +136,7 @@ def draw(gaps: dict[str, list[float]]) -> None:
                   transform=axes.get_xaxis_transform())  # fmt: skip
     assert max(gaps["in chunks"]) < max(gaps["whole"]), "chunks bound the worst gap"
     level = 1e3 * sorted(gaps["in chunks"][:4])[1]
+    assert level < 1e3 * min(gaps["in chunks"][4:16]), "a usual step is without the prompt"
     axes.axhline(level, color="#52525b", linewidth=1)
     axes.annotate("the prompt\ncomes", (3.8, 0.08), (-0.9, 0.4), color="#52525b",
                   xycoords=axes.get_xaxis_transform(),
@@ -163,10 +164,11 @@ def main() -> None:
             begin = time.process_time()
             engines[words], times, logits = serve(model, prompt, budget)
             whole = time.process_time() - begin
-            assert sum(times) <= whole, "the steps are longer than the run"
             covered = max(covered, sum(times) / whole)
             gaps = times if gaps is None else list(map(min, gaps, times))
             first.append(sum(times[4 : 4 + chunks]))
+            others = sum(times[:4]) + sum(times[4 + chunks :])  # steps without the prompt
+            assert first[-1] + others <= whole, "the steps are longer than the run"
         assert [len(step) for step in logits] == [7] * 4 + [8] * chunks + [7] * (20 - chunks)
         assert covered > 0.8, "a gap is not the time of its whole step"
         ends[words], shown[words], firsts[words] = logits, gaps, min(first)
