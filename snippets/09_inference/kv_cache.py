@@ -111,10 +111,13 @@ def main() -> None:
     torch.manual_seed(0)
     model = CachedModel(37).eval()
     ids = torch.randint(37, (3, 48))
+    computed: list[int] = []  # the number of new tokens in each call of the model
+    model.token.register_forward_hook(lambda _, args, out: computed.append(args[0].shape[1]))
 
-    assert torch.equal(
-        with_cache(model, ids[:, :16], 40), without_any_cache(model, ids[:, :16], 40)
-    )
+    written = with_cache(model, ids[:, :16], 40)
+    assert computed == [16] + [1] * 39  # each token once
+    assert torch.equal(written, without_any_cache(model, ids[:, :16], 40))
+    assert all(len(row.unique()) > 9 for row in written)
     print("40 tokens after a prompt of 16, three sequences: the same with and without a cache")
 
     with torch.no_grad():
@@ -122,10 +125,12 @@ def main() -> None:
         torch.testing.assert_close(whole, by_torch(model, ids), rtol=1e-4, atol=1e-4)
         for pieces in ([48], [16, 16, 16], [40, 1, 7], [1] * 48):
             cache, parts = None, []
+            computed.clear()
             for piece in ids.split(pieces, 1):
                 logits, cache = model(piece, cache)
                 parts.append(logits)
             torch.testing.assert_close(torch.cat(parts, 1), whole)
+            assert computed == pieces
             words = "48 × 1" if len(pieces) == 48 else " + ".join(map(str, pieces))
             print(f"prompt as {words}: logits equal")
 
