@@ -118,11 +118,15 @@ class PagedCache:
 
 
 def feed(cache: PagedCache, texts: dict[int, list[int]]) -> dict[int, torch.Tensor]:
-    """Run all texts in one batch, one token each per step; logits [s, v] of each."""
+    """Run all texts in one batch, one token each per step; logits [s, v] of each.
+
+    Text i begins in step 2i, so the sequences of a batch have different lengths.
+    """
     logits: dict[int, list[torch.Tensor]] = {name: [] for name in texts}
-    for position in range(max(map(len, texts.values()))):
-        alive = [name for name, text in texts.items() if position < len(text)]
-        answers = cache.step(alive, [texts[name][position] for name in alive])
+    for step in range(max(2 * i + len(text) for i, text in enumerate(texts.values()))):
+        place = {name: step - 2 * i for i, name in enumerate(texts)}
+        alive = [name for name, text in texts.items() if 0 <= place[name] < len(text)]
+        answers = cache.step(alive, [texts[name][place[name]] for name in alive])
         for name, answer in zip(alive, answers, strict=True):
             logits[name].append(answer)
     return {name: torch.stack(rows) for name, rows in logits.items()}
@@ -141,11 +145,11 @@ def main() -> None:
     for name, text in texts.items():
         torch.testing.assert_close(one[name], other[name])
         torch.testing.assert_close(one[name], without_cache(model, text))
-        keys, straight = (
-            cache.pool[0, 0, cache.tables[name]].flatten(0, 1)[: len(text)]
+        rows, straight = (  # keys and values [2, s, a, h/a]
+            cache.pool[0][:, cache.tables[name]].flatten(1, 2)[:, : len(text)]
             for cache in (paged, contiguous)
         )
-        assert torch.equal(keys, straight), "layer 0, bit for bit"
+        assert torch.equal(rows, straight), "layer 0, bit for bit"
         print(f"sequence {name}: {len(text):2} tokens in blocks {paged.tables[name]}")
     print("logits at every position: paged = contiguous = no cache")
 
