@@ -7,7 +7,7 @@ Characters are drawn at random. The noise belongs to the request, not to the ste
 continuous_batching.svg.
 """
 
-import math
+import heapq
 import random
 import unicodedata
 
@@ -240,11 +240,16 @@ def main() -> None:
 
     uniform = torch.rand(len(prompts), CONTEXT, len(alphabet)).clamp_min(1e-9)
     noise = -(-uniform.log()).log()
-    results = {}
+    results, calls = {}, []
+    model.register_forward_hook(lambda *_: calls.append(1))
     for words, refill in (("static", False), ("continuous", True)):
+        calls.clear()
         answers, held = serve(model, prompts, noise, newline, refill)
+        assert len(calls) == len(prompts) + len(held)  # all slots of a step are one batch
         for prompt, luck, answer in zip(prompts, noise, answers, strict=True):
             check_alone(model, prompt, luck, answer)
+            assert newline not in answer[:-1], "a name ends with its first newline"
+            assert answer[-1] == newline or len(prompt) + len(answer) == CONTEXT
         steps, rows = len(held), sum(map(len, held))
         results[words] = held
         print(
@@ -255,8 +260,12 @@ def main() -> None:
         if not refill:
             longest = [max(lengths[i : i + SLOTS]) for i in range(0, len(lengths), SLOTS)]
             assert steps == sum(longest), "a static batch lasts as long as its longest answer"
+        else:
+            ends = [0] * SLOTS  # each prompt begins where a slot becomes free first
+            for length in lengths:
+                heapq.heapreplace(ends, ends[0] + length)
+            assert steps == max(ends), "a free slot does not wait"
         assert rows == sum(lengths)
-        assert steps >= math.ceil(rows / SLOTS)
     draw(results)
     static, continuous = (len(held) for held in results.values())
     assert continuous < static
