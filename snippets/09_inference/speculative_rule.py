@@ -76,6 +76,8 @@ def main() -> None:
     stays = torch.rand(draws, generator=generator) < p[drafted] / q[drafted]
     whole = torch.multinomial(p, draws, replacement=True, generator=generator)
     again = torch.where(stays, drafted, whole)  # replaced from p, not from the residual
+    some = torch.where(p > p.median(), p, 0) / p[p > p.median()].sum()  # after a filter
+    assert some[speculate(some, q, 10_000, generator)[0]].all()  # no other token is drawn
     rows = {
         "plain sampling": plain,
         "speculation": tokens,
@@ -92,6 +94,8 @@ def main() -> None:
     # the row "speculation" is made of drafts: it keeps most of them, and replaces the others
     same = rows["speculation"] == drafts
     assert same[keep].all() and not same[~keep].any() and 0.3 < keep.float().mean() < 0.7
+    equal = (rows["plain sampling"] == drafts).float().mean()  # it does not see the drafts
+    assert abs(equal - (p * q).sum()) < 0.003
     for words, sample in rows.items():
         away = chi_square(sample, p)
         assert (away > 1000) if "mistake" in words else (away < 5), (words, away)
