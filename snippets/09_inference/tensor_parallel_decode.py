@@ -147,18 +147,23 @@ def main() -> None:
 
     def reduce(x: torch.Tensor) -> torch.Tensor:
         nonlocal sums, sent
-        sums, sent = sums + 1, x.nbytes
+        sums, sent = sums + 1, sent + x.nbytes
         dist.all_reduce(x)
         return x
 
-    ids, logits, cache = decode(shard(weights, rank, n), [3, 1, 4], 20, reduce)
+    own = shard(weights, rank, n)
+    ids, logits, cache = decode(own, [3, 1, 4], 20, reduce)
     assert ids == whole_ids
+    mine, whole = (
+        sum(t.numel() for layer in w["layers"] for t in layer) for w in (own, weights)
+    )
+    assert mine * n == whole  # of each matrix, a rank reads only its part
     torch.testing.assert_close(logits, whole_logits, rtol=1e-4, atol=1e-4)
     mine = slice(rank * HEADS // n, (rank + 1) * HEADS // n)
     torch.testing.assert_close(cache, whole_cache[:, :, mine], rtol=1e-4, atol=1e-4)
     steps = 3 + 20 - 1
     assert sums == 2 * LAYERS * steps and cache.nbytes * n == whole_cache.nbytes
-    assert sent == HIDDEN * 4  # a token's activations, whatever the number and width of heads
+    assert sent == sums * HIDDEN * 4  # a token's activations, whatever the heads are
 
     # one head of keys and values, which no rank can split by heads, and two lengths
     generator = torch.Generator().manual_seed(1)
@@ -166,8 +171,12 @@ def main() -> None:
     # with two tokens, some of four ranks have none; exp() of a score in the hundreds overflows
     for length, scale in ((steps, 1), (2, 1), (steps, 50)):
         keys, values = whole_cache[0, :, 0, :length]
-        mine = attend_in_parts(scale * q, keys[rank::n], values[rank::n])
         together = F.scaled_dot_product_attention(scale * q[None], keys[None], values[None])[0]
+        keys, values = keys[rank::n], values[rank::n]  # a rank has only these
+        mine = attend_in_parts(scale * q, keys, values)
+        count = torch.tensor(len(keys), device=device)
+        dist.all_reduce(count)
+        assert count == length  # no row is on two ranks
         torch.testing.assert_close(mine, together, rtol=1e-4 * scale, atol=1e-5 * scale)
     keys, values = whole_cache[0, :, 0, :steps]
     rows = torch.arange(rank, steps, n, device=device)
@@ -182,9 +191,8 @@ def main() -> None:
     assert all(other == ids for other in everyone)
     if rank == 0:
         print(f"{n} rank{'s' * (n > 1)}: 20 tokens, logits and caches equal to one process")
-        print(
-            f"  all-reduces per token: {sums // steps} = 2 × {LAYERS} layers, {sent} bytes each"
-        )
+        print(f"  all-reduces per token: {sums // steps} = 2 × {LAYERS} layers, "
+              f"{sent // sums} bytes each")  # fmt: skip
         print(f"  cache per rank: {cache.nbytes} of {whole_cache.nbytes} bytes")
         print(f"cache cut along the sequence: {len(rows)} of {steps} tokens on rank 0, equal; "
               f"the mean of the ranks is off by {error:.0%}")  # fmt: skip
