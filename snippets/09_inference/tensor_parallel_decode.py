@@ -56,6 +56,7 @@ def draw_weights(device: torch.device) -> dict:
              draw(4 * HIDDEN, HIDDEN, rows=4 * HIDDEN))
             for _ in range(LAYERS)
         ],
+        "head": draw(VOCABULARY, HIDDEN, rows=HIDDEN),
     }  # fmt: skip
 
 
@@ -92,7 +93,7 @@ def decode(weights: dict, prompt: list[int], tokens: int, reduce) -> tuple:
             mixed = torch.einsum("as,asd->ad", scores.softmax(-1), cache[i, 1, :, : at + 1])
             x = x + reduce(torch.einsum("ad,adh->h", mixed, out))
             x = x + reduce(F.gelu(F.rms_norm(x, (HIDDEN,)) @ up) @ down)
-        logits = token @ x
+        logits = weights["head"] @ x
         if at + 1 == len(ids):
             ids.append(int(logits.argmax()))
     return ids, logits, cache
@@ -126,7 +127,7 @@ def at_once(weights: dict, ids: list[int]) -> torch.Tensor:
         mixed = F.scaled_dot_product_attention(q[None], k[None], v[None], is_causal=True)[0]
         x = x + mixed.transpose(0, 1).flatten(1) @ out.flatten(0, 1)
         x = x + F.gelu(F.rms_norm(x, (HIDDEN,)) @ up) @ down
-    return x @ weights["token"].T
+    return x @ weights["head"].T
 
 
 @torch.no_grad()
@@ -137,11 +138,13 @@ def main() -> None:
     torch.set_num_threads(1)
     rank, n = dist.get_rank(), dist.get_world_size()
     weights = draw_weights(device)
-    whole_ids, whole_logits, whole_cache = decode(weights, [3, 1, 4], 20, lambda x: x)
+    prompt = [3, 1, 4, 1, 5, 9, 2, 6]
+    whole_ids, whole_logits, whole_cache = decode(weights, prompt, 20, lambda x: x)
+    assert len(set(whole_ids[8:])) > 5  # the tokens differ, so their keys and values differ too
 
     truth = at_once(weights, whole_ids[:-1])
     torch.testing.assert_close(whole_logits, truth[-1], rtol=1e-4, atol=1e-4)
-    assert truth[2:].argmax(1).tolist() == whole_ids[3:]
+    assert truth[7:].argmax(1).tolist() == whole_ids[8:]
 
     sums, sent = 0, 0
 
@@ -152,7 +155,7 @@ def main() -> None:
         return x
 
     own = shard(weights, rank, n)
-    ids, logits, cache = decode(own, [3, 1, 4], 20, reduce)
+    ids, logits, cache = decode(own, prompt, 20, reduce)
     assert ids == whole_ids
     mine, whole = (
         sum(t.numel() for layer in w["layers"] for t in layer) for w in (own, weights)
@@ -161,7 +164,7 @@ def main() -> None:
     torch.testing.assert_close(logits, whole_logits, rtol=1e-4, atol=1e-4)
     mine = slice(rank * HEADS // n, (rank + 1) * HEADS // n)
     torch.testing.assert_close(cache, whole_cache[:, :, mine], rtol=1e-4, atol=1e-4)
-    steps = 3 + 20 - 1
+    steps = len(prompt) + 20 - 1
     assert sums == 2 * LAYERS * steps and cache.nbytes * n == whole_cache.nbytes
     assert sent == sums * HIDDEN * 4  # a token's activations, whatever the heads are
 
