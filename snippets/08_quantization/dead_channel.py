@@ -42,6 +42,7 @@ def main() -> None:
         except torch.linalg.LinAlgError as error:
             print(f"{name}: {str(error).split('(')[0].strip()}")
         fixed, kept = prepared(h, w)
+        assert torch.equal(h, x.T @ x)  # the fix returns a copy
         upper = factor(fixed)
         torch.testing.assert_close(upper.T @ upper @ fixed, torch.eye(K), atol=1e-3, rtol=0)
         torch.testing.assert_close(x @ kept.T, x @ w.T)  # a dead input needs no weight
