@@ -320,6 +320,7 @@ def check_layers(model: CharModel, models: dict[str, CharModel], ids: torch.Tens
     # QAT trains with the rounding that is applied afterwards, apart from ties
     differ = (Qat(layers["fp32"]).rounded() - Nibbles(layers["fp32"]).weight()).abs() > 1e-6
     assert differ.float().mean() < 1e-3
+    assert type(layers["the same in int4"]) is type(layers["int4, QAT"]) is Nibbles
     # with two large inputs, AWQ stores their weights more precisely
     some = x.flatten(0, 1).clone()
     some[:, [3, 40]] *= 16
