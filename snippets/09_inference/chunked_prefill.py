@@ -173,13 +173,13 @@ def main() -> None:
         assert covered > 0.8, "a gap is not the time of its whole step"
         ends[words], shown[words], firsts[words] = logits, gaps, min(first)
         usual, worst = sorted(gaps[:4])[1], max(gaps)
+        row = [1e3 * usual, 1e3 * worst, 1e3 * min(first)]
+        assert row == sorted(row)
         assert all(gap <= worst for gap in gaps)
         assert usual < min(gaps[4 : 4 + chunks])  # a step with a piece of the prompt
         assert min(first) > 0.999 * sum(gaps[4 : 4 + chunks])  # it needs all chunks
-        print(
-            f"{words:10}  {chunks:14}      ≈{1e3 * usual:.1f} ms   ≈{1e3 * worst:.0f} ms"
-            f"      ≈{1e3 * min(first):.0f} ms"
-        )
+        print(f"{words:10}  {chunks:14}      ≈{row[0]:.1f} ms   ≈{row[1]:.0f} ms"
+              f"      ≈{row[2]:.0f} ms")  # fmt: skip
     one, other = engines["whole"], engines["in chunks"]
     torch.testing.assert_close(one.cache, other.cache, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(ends["whole"][4][7], ends["in chunks"][15][7])
