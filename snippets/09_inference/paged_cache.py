@@ -140,7 +140,12 @@ def main() -> None:
     lengths = (3, 37, 60, 16)
     texts = {name: [dice.randrange(42) for _ in range(n)] for name, n in enumerate(lengths)}
     paged, contiguous = PagedCache(model, blocks=32, block=8), PagedCache(model, 4, CONTEXT)
+    batches: list[int] = []
+    model.register_forward_hook(lambda _, args, out: batches.append(len(out)))
     one, other = feed(paged, texts), feed(contiguous, texts)
+    assert len(batches) == 2 * (4 + 60) and sum(batches) == 2 * sum(
+        lengths
+    )  # one for each step
     assert all(len(table) == 1 for table in contiguous.tables.values())  # one row for each
     for name, text in texts.items():
         torch.testing.assert_close(one[name], other[name])
