@@ -63,20 +63,23 @@ def half_gradients_fix() -> torch.Tensor:
     return half_gradients(half=False)
 
 
-def no_scale() -> None:
+def no_scale(scale: bool = False) -> None:
     """The program called backward on the loss without scaler.scale(loss)."""
     model = nn.Linear(4, 1)
     optimizer, scaler = torch.optim.SGD(model.parameters()), torch.amp.GradScaler("cpu")
-    model(torch.ones(4)).backward()
+    loss = model(torch.ones(4))
+    (scaler.scale(loss) if scale else loss).backward()
     scaler.step(optimizer)
 
 
-def twice() -> None:
+def twice(update: bool = False) -> None:
     """Two calls of unscale_ in one step, for example from two places that clip."""
     model = nn.Linear(4, 1)
     optimizer, scaler = torch.optim.SGD(model.parameters()), torch.amp.GradScaler("cpu")
     scaler.scale(model(torch.ones(4))).backward()
     scaler.unscale_(optimizer)
+    if update:
+        scaler.update()  # ends the step
     scaler.unscale_(optimizer)
 
 
@@ -103,7 +106,7 @@ def main() -> None:
         print(f"{fix.__name__}: {str(result.dtype).removeprefix('torch.')}, finite")
     with torch.autocast("cpu", F16):  # inside the region, these three raise no error
         half_model(), own_matrix(), batched()
-    assert mask_fix().softmax(-1).equal(1 - torch.eye(2, dtype=F16))  # all weight on the other
+    no_scale(scale=True), twice(update=True)
     assert mask_fix().tolist() == [[-65504, 1], [1, -65504]]
     assert half_gradients_fix().eq(2 / 8).all()  # 2 samples of ones, a mean over 8 outputs
     torch.manual_seed(0)
