@@ -130,6 +130,9 @@ def main() -> None:
         optimizer.step()
     g = gradients(model, x, y)
     assert loss.dtype == g.dtype == torch.float32
+    error = model(x).softmax(-1) - nn.functional.one_hot(y, int(text.max()) + 1)
+    expected = (error / len(x)).flatten()  # the gradient of the logits comes first
+    torch.testing.assert_close(g[: len(expected)], expected, rtol=1e-3, atol=1e-8)
     edges = [2.0**-25, 1.01 * 2.0**-25, 2.0**-14 - 2.0**-25, 2.0**-14, 65519, -65520]
     edges = torch.tensor(edges)  # zero, subnormal, normal, normal, the largest, infinite
     assert fractions_by_cast(edges, 1) == fractions_by_size(edges, 1) == [1 / 6] * 3
