@@ -198,6 +198,7 @@ def main() -> None:
         ends[recipe] = seeds
         print(f"{title:12}  ≈{seeds[0]:.2f} to ≈{seeds[-1]:.2f}")
         assert seeds[-1] < 0.2
+    assert ends["bf16"] != ends["current"]
     assert max(low for low, *_ in ends.values()) < min(high for *_, high in ends.values())
 
 
