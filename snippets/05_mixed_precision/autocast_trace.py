@@ -1,16 +1,20 @@
 """This program lists every cast that autocast makes in one transformer block.
 
 A dispatch mode is called below autocast, so it sees the casts that autocast inserted, and each
-operator with the types in which it really runs. Views are left out.
+operator with the types in which it really runs. Views and copies of one type are left out.
 
 Look at the products, which are addmm, bmm and mm: all their types are bf16, in forward and in
 backward. Then look at "add", where the residual stream stays fp32.
 """
 
+import copy
+from collections import Counter
+
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 B, S, H, HEADS, V = 2, 8, 32, 4, 64
 NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -47,16 +51,19 @@ class Trace(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.lines: list[str] = []
+        self.casts: list[tuple[torch.Size, torch.dtype]] = []  # shape and type of each result
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__
-        if name not in QUIET:
-            given = [NAMES[a.dtype] for a in args if is_float(a)]
-            results = result if isinstance(result, tuple) else (result,)
-            first = next(r for r in results if r is not None)
+        given = [NAMES[a.dtype] for a in tree_leaves(args) if is_float(a)]
+        first = next(r for r in tree_leaves(result) if r is not None)
+        if name in QUIET:
+            assert not given or set(given) == {NAMES[first.dtype]}, "a cast is hidden"
+        else:
             arrow = f"{' '.join(given)} -> {NAMES[first.dtype]}" if is_float(first) else ""
             self.lines.append(f"{'cast' if name == '_to_copy' else name:28}{arrow}")
+            self.casts += [(first.shape, first.dtype)] * (name == "_to_copy")
         return result
 
 
@@ -99,6 +106,10 @@ def main() -> None:
         loss = block(x, targets)
     with Trace() as backward:  # outside autocast: backward runs in the types of forward
         loss.backward()
+    short = copy.deepcopy(block).bfloat16(), x.bfloat16()
+    with Trace() as alone:
+        short[0](short[1], targets)
+    assert not alone.casts  # the block itself contains no cast
     show("forward", forward.lines)
     show("backward", backward.lines)
     assert all(p.grad.dtype == torch.float32 for p in block.parameters())
@@ -106,7 +117,12 @@ def main() -> None:
     assert len(products) == 7 + 14 and not any("fp32" in line for line in products)
     sums = [line.split(maxsplit=1)[1] for line in forward.lines if line.startswith("add ")]
     assert sums == ["fp32 bf16 -> fp32"] * 2  # both residual sums
+    linear = [p.shape for name, p in block.named_parameters() if "norm" not in name]
+    for trace, dtype in ((forward, torch.bfloat16), (backward, torch.float32)):
+        shapes = Counter(shape for shape, to in trace.casts if to == dtype)
+        assert Counter(linear) <= shapes  # each weight and bias once, and in backward its .grad
     torch.testing.assert_close(block(x, targets), by_library(block, x, targets))
+    torch.testing.assert_close(loss, block(x, targets), rtol=0.02, atol=0)
     print("every .grad is fp32, as its parameter")
 
 

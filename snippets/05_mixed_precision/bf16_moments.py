@@ -12,10 +12,10 @@ import torch
 BETA2, SPIKE, STEPS = 0.999, 100.0, 5000
 
 
-def decay(dtype: torch.dtype, beta2: float, stochastic: bool = False) -> tuple[float, float]:
+def decay(dtype: torch.dtype, beta2: float, stochastic: bool) -> tuple[float, torch.Tensor]:
     """Average the squares of one gradient SPIKE and many gradients 1.
 
-    Return v after the first gradient, and v at the end.
+    Return the mean of 256 copies of v after the first gradient, and all copies at the end.
     """
     v = torch.zeros(256, dtype=torch.float32)
     generator = torch.Generator().manual_seed(0)
@@ -28,7 +28,7 @@ def decay(dtype: torch.dtype, beta2: float, stochastic: bool = False) -> tuple[f
             v = ((v.view(torch.int32) + noise) & -(2**16)).view(torch.float32)
         v = v.to(dtype)
         after = v.float().mean().item() if step == 0 else after
-    return after, v.float().mean().item()
+    return after, v
 
 
 def state_bytes(master: str, moment: torch.dtype) -> list[int]:
@@ -49,15 +49,18 @@ def main() -> None:
         ("bf16, beta2 0.99", torch.bfloat16, 0.99, False),
         ("bf16, 0.999, stochastic", torch.bfloat16, 0.999, True),
     )
-    ends = {}
+    ends, sizes = {}, {}
     for name, dtype, beta2, stochastic in rows:
-        after, end = decay(dtype, beta2, stochastic)
+        after, v = decay(dtype, beta2, stochastic)
+        assert v.dtype == dtype and (v.float().std() > 0) == stochastic
+        end = v.double().mean().item()
         right = 1 + beta2 ** (STEPS - 1) * ((1 - beta2) * SPIKE**2 - 1)
         ends[name] = end
         mark = "≈" if stochastic else ""
-        size = (right / end) ** 0.5  # Adam divides by √v
+        size = sizes[name] = (right / end) ** 0.5  # Adam divides by √v
         print(f"{name:25}  {after:15.2f}   {mark}{end:<10.3f}   {mark}{size:.2f}")
-    assert ends["bf16, beta2 0.999"] > 9
+    assert abs(ends["fp32, beta2 0.999"] - expected) < 1e-3
+    assert abs(ends["bf16, beta2 0.99"] - (1 + 100 * 2**-8)) <= 2**-7  # 1% is half a step
     assert abs(ends["bf16, 0.999, stochastic"] - expected) < 0.05
 
     half_step = 2.0**-9  # the smallest half step of bf16, relative to the value
@@ -65,8 +68,12 @@ def main() -> None:
         f"an update removes at most {1 - BETA2:.4f} of v; "
         f"half a bf16 spacing is at least {half_step:.4f} of v"
     )
-    for v in torch.linspace(1, 2, 129).bfloat16().float():  # no mantissa can decay
-        assert (BETA2 * v).bfloat16() == v and (0.996 * v).bfloat16() < v
+    v = torch.linspace(1, 2, 129).bfloat16().float()  # every mantissa
+    decays = [
+        ((v - n * half_step * v).bfloat16() < v).double().mean() for n in (0.99, 1.01, 2.01)
+    ]
+    assert decays[0] == 0 < decays[1] < 1 == decays[2]  # beta2 above 1 - 2^-9: no decay
+    assert ((BETA2 * v + (1 - BETA2) * 6 * v).bfloat16() > v).all()  # but v can grow
 
     print("bytes per parameter        weight  gradient  copy  moments  sum")
     for name, master, moment in (
@@ -85,9 +92,12 @@ def main() -> None:
     adam = torch.optim.Adam([weight])
     for step in range(STEPS):
         weight.grad = torch.full_like(weight, SPIKE if step == 0 else 1.0)
+        weight.data.zero_()  # so that the update is not rounded
         adam.step()
     m, v = (adam.state[weight][key].item() for key in ("exp_avg", "exp_avg_sq"))
     assert v == ends["bf16, beta2 0.999"]
+    right = 1e-3 / (expected / (1 - BETA2**STEPS)) ** 0.5  # the default learning rate is 1e-3
+    assert abs(-weight.item() / right - m * sizes["bf16, beta2 0.999"]) < 0.01
     assert 2**-9 <= 0.1 * (m - 1) <= 2**-8  # m stops where a tenth of its error is half a step
     print(f"torch.optim.Adam, the same gradients in bf16: v {v:.3f}, m {m:.3f}; m should be 1")
 

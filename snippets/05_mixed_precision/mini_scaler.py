@@ -69,7 +69,8 @@ class MiniScaler:
 def build() -> tuple[nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 1))
-    return model, torch.optim.Adam(model.parameters(), lr=0.01)
+    groups = [{"params": part.parameters()} for part in (model[0], model[2])]
+    return model, torch.optim.Adam(groups, lr=0.01)
 
 
 def draw(steps: list[tuple[float, str]]) -> str:
@@ -108,14 +109,18 @@ def scalers(interval: int) -> list:
 
 def check_two_optimizers() -> None:
     """An overflow skips the step of its own optimizer only. All optimizers share a scale."""
+    ours, theirs = MiniScaler(), torch.amp.GradScaler("cpu")
+    assert ours.growth_interval == theirs.get_growth_interval()
     ours, theirs = scalers(2)
     scale = 2.0**16
-    rounds = [((1, 0), 0.5), ((0, 1), 0.5), ((1, 1), 0.5), ((0, 0), 1), ((0, 0), 2)]
+    good = [((0, 0), 1), ((0, 0), 2)]
+    rounds = [*good, ((1, 0), 0.5), ((0, 1), 0.5), ((1, 1), 0.5), *good]
     weights = [[nn.Parameter(torch.zeros(1)) for _ in range(2)] for _ in (ours, theirs)]
     expected = [0.0, 0.0]
     for overflows, factor in rounds:
         for scaler, pair in zip((ours, theirs), weights, strict=True):
-            optimizers = [torch.optim.SGD([weight], lr=1) for weight in pair]
+            unused = nn.Parameter(torch.zeros(1))  # its gradient is None
+            optimizers = [torch.optim.SGD([weight, unused], lr=1) for weight in pair]
             for weight, overflow in zip(pair, overflows, strict=True):
                 weight.grad = None
                 scaler.scale(weight.sum() * (torch.inf if overflow else 1)).backward()
@@ -152,7 +157,7 @@ def main() -> None:
             before = float(scaler.value if ours else scaler.get_scale())
             scaler.scale(loss).backward()
             if step == NAN:
-                model[0].weight.grad[0, 0] = torch.nan
+                model[0].bias.grad[0] = torch.nan
             weight_before = model[0].weight.detach().clone()
             if step % 2:  # before clipping, a loop unscales the gradients itself, but only once
                 scaler.unscale_(optimizer)

@@ -33,7 +33,7 @@ def main() -> None:
         up = (rounded > x).double().mean().item()
         off = (rounded.double().mean() - x[0].double()).abs().item()
         error = (fraction * (1 - fraction) / draws) ** 0.5 * 2**-7  # of a Bernoulli's mean
-        assert off < 5 * error
+        assert off < 5 * error and rounded.unique().tolist() == [1, 1 + 2**-7]
         assert abs(rounded.double().std().item() / draws**0.5 / error - 1) < 0.05
         print(f"1 + {fraction:4} steps        ≈{up:.3f}  {fraction:8.3f}   ≈{off / error:.1f}")
 
@@ -47,6 +47,8 @@ def main() -> None:
         stochastic = stochastic_bf16(stochastic.float() + update, noise)
     mean, spread = stochastic.double().mean().item(), stochastic.double().std().item()
     assert nearest.tolist() == [1, 1, 2] and abs(mean - 2) < 0.01  # above 2, steps are larger
+    p = update / 2**-7  # the probability that one update moves a weight by one step
+    assert abs(spread / ((steps * p * (1 - p)) ** 0.5 * 2**-7) - 1) < 0.15
     print(f"1 + {steps:,} × {update}, to nearest:   {nearest[0].item():.3f}")
     print(f"1 + {steps:,} × {update}, stochastic:  ≈{mean:.3f}, one run off by ≈{spread:.3f}")
 

@@ -129,6 +129,13 @@ def main() -> None:
         loss.backward()
         optimizer.step()
     g = gradients(model, x, y)
+    assert loss.dtype == g.dtype == torch.float32
+    error = model(x).softmax(-1) - nn.functional.one_hot(y, int(text.max()) + 1)
+    expected = (error / len(x)).flatten()  # the gradient of the logits comes first
+    torch.testing.assert_close(g[: len(expected)], expected, rtol=1e-3, atol=1e-8)
+    edges = [2.0**-25, 1.01 * 2.0**-25, 2.0**-14 - 2.0**-25, 2.0**-14, 65519, -65520]
+    edges = torch.tensor(edges)  # zero, subnormal, normal, normal, the largest, infinite
+    assert fractions_by_cast(edges, 1) == fractions_by_size(edges, 1) == [1 / 6] * 3
     # a scale of the loss multiplies every gradient, and a power of two rounds none of them
     assert torch.equal(gradients(model, x, y, 2.0**16), 2.0**16 * g)
     largest = g.abs().max()
@@ -139,11 +146,12 @@ def main() -> None:
         found = fractions_by_cast(g, 2.0**k)
         assert found == fractions_by_size(g, 2.0**k)
         assert (found[0] > 0.02) == (k == 0)  # only without a scale many gradients vanish
+        assert (found[0] < 3e-4) == (k >= 12) and (found[2] > 0) == (k >= 24)
         parts = [f"≈{part:.2%}" for part in found]
         print(f"2^{k:<5}{parts[0]:>13}{parts[1]:>12}{parts[2]:>11}")
     limit = (65504 / largest).log2().item()
-    for k in range(40):  # the limit separates the scales without an infinity from the others
-        assert (largest * 2.0**k).half().isinf().item() == (k > limit)
+    for k in (limit - 0.01, limit + 0.01):  # with a larger scale, an element is infinite
+        assert (g * 2.0**k).half().isinf().any() == (k > limit)
     print(f"the largest scale without an infinity: 2^≈{limit:.1f}")
     for scale, (edges, heights) in zip((1, 2.0**16), draw(g, 16), strict=True):
         zero, subnormal, _ = fractions_by_size(g, scale)

@@ -213,11 +213,14 @@ def main() -> None:
     total = sum(predicted.values()) - predicted["gradients"]  # at the peak there is none yet
     seen = sum(peak.values())
     assert abs(total - seen) < 0.01 * seen, (total, seen)
+    statistics = 4 * 2 * S * B * (2 * LAYERS + 1)  # mean and deviation in each norm
+    assert statistics < seen - total < 2 * statistics  # most of what the formula leaves out
     print(f"{'peak':17}{total / 2**20:11.2f}   {'≈' + format(seen / 2**20, '.2f'):>8}")
     index = step.index(peak) + marks["start"]
     phase = next(p for p in ("forward", "backward", "optimizer") if index < marks[p])
     assert phase == "backward" and peak["gradients"] == 0
     print(f"the peak lies in {phase}; gradients there: {peak['gradients']} bytes")
+    assert lines[marks["backward"] - 1]["activations"] < 1e-3 * measured["activations"]
     between = sum(lines[marks["start"] - 1].values())
     assert 12 <= between / psi < 12.1  # parameters and Adam's two moments, and the tokens
     print(f"between steps: {between / psi:.2f} bytes per parameter")

@@ -68,7 +68,7 @@ class DropoutBlock(nn.Module):
         return x + self.down(nn.functional.dropout(hidden, 0.5))
 
 
-def step(run: Callable[[Function, torch.Tensor], torch.Tensor]) -> tuple[torch.Tensor, int]:
+def step(run: Callable[..., torch.Tensor], bf16: bool = False) -> tuple[torch.Tensor, int]:
     """The gradient of all parameters as one vector, and the bytes saved for backward."""
     torch.manual_seed(0)
     blocks = nn.ModuleList(DropoutBlock() for _ in range(LAYERS))
@@ -82,7 +82,8 @@ def step(run: Callable[[Function, torch.Tensor], torch.Tensor]) -> tuple[torch.T
             kept[storage.data_ptr()] = storage
         return tensor
 
-    with saved_tensors_hooks(pack, lambda tensor: tensor):
+    context = torch.autocast("cpu", torch.bfloat16, enabled=bf16)  # left before backward
+    with saved_tensors_hooks(pack, lambda tensor: tensor), context:
         for block in blocks:
             x = run(block, x)
     loss = (x - 1).square().mean()
@@ -96,7 +97,7 @@ def main() -> None:
     random_state = torch.get_rng_state()
     ours, our_bytes = step(lambda block, x: Checkpoint.apply(block, True, x))
     assert torch.equal(torch.get_rng_state(), random_state)  # backward restored it
-    theirs, _ = step(lambda block, x: torch_checkpoint(block, x, use_reentrant=False))
+    theirs, their_bytes = step(lambda block, x: torch_checkpoint(block, x, use_reentrant=False))
     wrong, _ = step(lambda block, x: Checkpoint.apply(block, False, x))
     off, _ = step(
         lambda block, x: torch_checkpoint(
@@ -104,15 +105,26 @@ def main() -> None:
         )
     )
     unit = TOKENS * H * 4
-    assert our_bytes == LAYERS * unit
+    assert our_bytes == LAYERS * unit and their_bytes < all_bytes / 4
     assert all_bytes == LAYERS * 13 * unit  # the input, and 4 each: up, GELU, the mask, dropout
-    twice = torch.ones(1, requires_grad=True)
-    try:
-        squared = Checkpoint.apply(torch.square, True, twice)
-        torch.autograd.grad(squared, twice, create_graph=True)
-        raise AssertionError("a second derivative must be refused")
-    except RuntimeError as error:
-        assert "no second derivative" in str(error)
+    for x, expected in (
+        (torch.ones(1, requires_grad=True), "no second derivative"),
+        (torch.ones(1), "must require a gradient"),
+        (torch.ones(1, device="meta", requires_grad=True), "of the CPU and CUDA only"),
+    ):
+        try:
+            torch.autograd.grad(Checkpoint.apply(torch.square, True, x), x, create_graph=True)
+            raise AssertionError("an error was expected: " + expected)
+        except (RuntimeError, ValueError) as error:
+            assert expected in str(error)
+    layer, x = nn.Linear(1, 1), torch.ones(1, requires_grad=True)
+    (gradient,) = torch.autograd.grad(Checkpoint.apply(layer, True, x), x)
+    assert (
+        gradient == layer.weight and layer.weight.grad == 1
+    )  # this class adds to .grad even under autograd.grad
+    plain16, _ = step(lambda block, x: block(x), bf16=True)
+    ours16, _ = step(lambda block, x: Checkpoint.apply(block, True, x), bf16=True)
+    assert torch.equal(ours16, plain16) and not torch.equal(plain16, plain)
     print("kept for backward, in units of one block's input:")
     print(f"  without checkpoints ≈{all_bytes / unit:.0f}, with ours {our_bytes / unit:.0f}")
     assert torch.equal(ours, plain)
