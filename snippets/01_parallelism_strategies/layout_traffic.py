@@ -61,6 +61,12 @@ def fully_sharded_alone() -> float:
     return (2 + 2 + 4) * PARAMETERS
 
 
+def whole_step() -> tuple[int, float]:
+    """The tokens of a step, and its seconds: 6 FLOP for each parameter and token."""
+    tokens = DP * MICRO_BATCHES * SEQUENCE
+    return tokens, 6 * PARAMETERS * tokens / (TP * PP * DP * ACHIEVED)
+
+
 def check() -> None:
     """Compare the formulas with a count by hand, for a layout whose sizes are all different."""
     sizes = {"PARAMETERS": 3000, "LAYERS": 6, "HIDDEN": 256, "SEQUENCE": 10}
@@ -72,12 +78,12 @@ def check() -> None:
         assert expert_parallel(ranks=8, chosen=3) == 4 * 2 * 7 * 6720
         assert data_parallel() == 3 * 125 * 6  # three of four shards of 125 parameters
         assert fully_sharded_alone() == 8 * 3000
+        assert whole_step() == (280, 6 * 125 * 280 / ACHIEVED)
 
 
 def main() -> None:
     check()
-    tokens = DP * MICRO_BATCHES * SEQUENCE
-    step = 6 * PARAMETERS * tokens / (TP * PP * DP * ACHIEVED)
+    tokens, step = whole_step()
     print(
         f"{tokens:,} tokens per step; at {ACHIEVED / 1e12:.0f} TFLOP/s a step is {step:.1f} s"
     )
