@@ -167,7 +167,7 @@ def main() -> None:
         watched[name] = (resident() - before) / psi
         counted[name] = {part: size / psi for part, size in parts.items()}
         alive.clear()
-        assert watched[name] <= sum(counted[name].values()) + 1  # nothing large is missing
+        assert watched[name] < sum(counted[name].values()) + 1.5  # nothing large is missing
 
     print(f"Ψ = {psi:,} parameters; bytes for each of them")
     print(f"{'':16}" + "".join(f"{name:>18}" for name in columns))
