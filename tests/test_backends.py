@@ -273,3 +273,40 @@ def test_ranks_leave_a_group_of_nccl_with_shrink_and_with_abort() -> None:
     hang = results["old barrier"]
     assert hang["statuses"] == [1, 0, 0, 1]
     assert re.search(r"shrink_group.py\", line \d+ in shrink\n", hang["outputs"][3])
+
+
+def test_the_report_of_a_machine_lists_its_gpus_and_their_links(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Of three GPUs, only neighbours access each other's memory. Two of three links are up."""
+    name = "snippets/01_parallelism_strategies/topology.py"
+    report = runpy.run_path(str(ROOT / name), run_name="stand-in")["report_gpus"]
+    answers = {
+        "accelerator.device_count.return_value": 3,
+        "accelerator.current_accelerator.return_value.type": "cuda",
+        "cuda.get_device_properties.return_value.total_memory": 80 * 2**30,
+        "cuda.can_device_access_peer.side_effect": lambda i, j: abs(i - j) == 1,
+        "nvmlDeviceGetHandleByUUID.side_effect": [0, 1, 2],
+        "nvmlDeviceGetNvLinkState.side_effect": [1, 0, 1, OSError] * 3,
+        "nvmlDeviceGetMaxPcieLinkGeneration.return_value": 5,
+        "nvmlDeviceGetCurrPcieLinkWidth.return_value": 8,
+        "nvmlDeviceGetMaxPcieLinkWidth.return_value": 16,
+        "nvmlDeviceGetTopologyCommonAncestor.side_effect": lambda i, j: 10 * (i + j),
+    }
+    stand_in = mock.Mock(NVML_NVLINK_MAX_LINKS=18, NVMLError=OSError, **answers)
+    with (
+        mock.patch.dict(report.__globals__, torch=stand_in),
+        mock.patch.dict(sys.modules, pynvml=stand_in),
+    ):
+        report()
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "accelerators: 3 × cuda; at most 3 ranks on this node with one each"
+    assert all(line.endswith(", 80 GiB") for line in lines[1:4])
+    assert lines[4] == "  peer access: 4 of 6 ordered pairs"
+    links = "2 NVLinks up, PCIe generation 5, 8 of 16 lanes"
+    assert lines[5:8] == [f"  GPU {i}: {links}" for i in range(3)]
+    assert lines[8:] == [
+        "  GPU 0 and 1 meet at one PCIe switch (PIX)",
+        "  GPU 0 and 2 meet at several PCIe switches (PXB)",
+        "  GPU 1 and 2 meet at a PCIe host bridge (PHB)",
+    ]

@@ -7,6 +7,7 @@ that no contribution is added twice, and that every rank ends with what the coll
 Compare the all-reduce in a ring with the all-reduce through rank 0.
 """
 
+import re
 from fractions import Fraction
 
 N = 4
@@ -153,6 +154,10 @@ def main() -> None:
     ring, through = (chunks_of(played[name]) for name in ("all-reduce", [*played][-1]))
     # Both send the same number of chunks. The ring is faster, because all ranks send at once.
     assert sum(ring) == sum(through) == 2 * (N - 1) * N and max(through) == N * (N - 1)
+    # the numbers in the squares: step by step, and in each step from rank 0 to rank 3
+    numbers = ["0123 3012 2301", "3012 2301 1230", "3012 2301 1230 0123 3012 2301"]
+    numbers += ["1230 2301 3012", "0 10 210 321 32 3", "0123 0123 0123 0123 0123 0123"]
+    assert re.findall(r">(\d)<", draw(played)) == list("".join(numbers).replace(" ", ""))
     with open("chunks_sent.svg", "w", encoding="utf-8") as file:
         file.write(draw(played))
 

@@ -7,11 +7,13 @@ Two simpler models, with α alone and with β alone, are fitted and tested in th
 cost_model.svg.
 """
 
+import itertools
 import math
 import os
 import statistics
 import sys
 import time
+from unittest import mock
 
 import matplotlib
 
@@ -42,13 +44,13 @@ def measure_all_reduce(size: int) -> float:
     return slowest.min().item()
 
 
-def fit(sizes: list[int], seconds: list[float], terms: str = "αβ") -> tuple[float, float]:
-    """Least squares for t = α + β·size, in seconds and seconds per byte.
+def fit(seconds: dict[int, float], terms: str = "αβ") -> tuple[float, float]:
+    """Least squares for t = α + β·size, in seconds and seconds per byte, from {size: t}.
 
     It minimizes the sum of the squared relative errors. `terms` names the constants that are
     fitted; the other constant is zero.
     """
-    s, t = torch.tensor(sizes).double(), torch.tensor(seconds).double()
+    s, t = torch.tensor([*seconds]).double(), torch.tensor([*seconds.values()]).double()
     columns = {"α": 1 / t, "β": s / t}  # (α + β·s) / t should equal 1
     rows = torch.stack([columns[term] for term in terms], dim=1)
     found = torch.linalg.lstsq(rows, torch.ones_like(t)[:, None]).solution[:, 0].tolist()
@@ -58,31 +60,70 @@ def fit(sizes: list[int], seconds: list[float], terms: str = "αβ") -> tuple[fl
 
 def worst_factor(alpha: float, beta: float, seconds: dict[int, float]) -> float:
     """The largest factor between predicted and measured time, over the sizes held out."""
-    factors = []
-    for size in HELD_OUT:
-        predicted = alpha + beta * size
-        ratio = predicted / seconds[size] if predicted > 0 else math.inf
-        factors.append(max(ratio, 1 / ratio) if ratio < math.inf else math.inf)
-    return max(factors)
-
-
-# For times that follow the model exactly, the fit must return its two constants.
-made = fit(FITTED, [2e-3 + 1e-9 * size for size in FITTED])
-assert all(math.isclose(a, b, rel_tol=1e-6) for a, b in zip(made, (2e-3, 1e-9), strict=True))
-# One size that takes three times as long must not change α, the time of the small sizes.
-made = fit(FITTED, [(2e-3 + 1e-9 * size) * (3 if size == 2**20 else 1) for size in FITTED])
-assert math.isclose(made[0], 2e-3, rel_tol=0.05)
-
-
-def in_words(alpha: float, beta: float) -> str:
-    return f"α ≈{1e6 * alpha:.0f} µs, 1/β ≈{1e-9 / beta:.2f} GB/s"
-
-
-assert in_words(2e-3, 5e-10) == "α ≈2000 µs, 1/β ≈2.00 GB/s"
+    ratios = [(alpha + beta * size) / seconds[size] for size in HELD_OUT]
+    return max(max(ratio, 1 / ratio) if ratio > 0 else math.inf for ratio in ratios)
 
 
 def human(size: float) -> str:
     return f"{size / 2**20:g} MiB" if size >= 2**20 else f"{size / 2**10:g} KiB"
+
+
+def report(ranks: int, seconds: dict[int, float]) -> tuple[list[str], float, float]:
+    """Return the lines of the output for the measured times, and the fitted α and β."""
+    known = {size: seconds[size] for size in FITTED}
+    alpha, beta = fit(known)
+    lines = [
+        f"{ranks} ranks, fitted on {len(known)} sizes, {human(min(known))} to "
+        f"{human(max(known))}: α ≈{1e6 * alpha:.0f} µs, 1/β ≈{1e-9 / beta:.2f} GB/s",
+        "not fitted   predicted    measured   error",
+    ]
+    errors = {}
+    for size in HELD_OUT:
+        predicted, measured = alpha + beta * size, seconds[size]
+        errors[size] = predicted / measured - 1
+        times = [f"≈{1e3 * t:.2f} ms" for t in (predicted, measured)]
+        where = "" if size < FITTED[-1] else "  beyond the fitted sizes"
+        lines.append(
+            f"{human(size):10}  {times[0]:>10}  {times[1]:>10}  ≈{errors[size]:+.2f}{where}"
+        )
+    inside = [abs(error) for size, error in errors.items() if size < FITTED[-1]]
+    median = statistics.median(inside)
+    lines.append(f"typical error between the fitted sizes: ≈{median:.2f} (median)")
+    factors = {"α + βS": worst_factor(alpha, beta, seconds)}
+    for terms, name in (("α", "α alone"), ("β", "βS alone")):
+        factors[name] = worst_factor(*fit(known, terms), seconds)
+    # The sizes differ by a factor of 2^16, so a model with one constant is clearly worse.
+    assert 2 * factors["α + βS"] < min(factors["α alone"], factors["βS alone"])
+    worst = ", ".join(f"{name} ≈{factor:.1f}" for name, factor in factors.items())
+    lines.append(f"largest factor between predicted and measured: {worst}")
+    lines.append(f"half of the time is latency at α/β, ≈{alpha / beta / 2**10:.0f} KiB")
+    return lines, alpha, beta
+
+
+def check() -> None:
+    """Check the report of made times, and that the clock runs only during the all-reduce."""
+    made = {size: 2e-3 + 5e-10 * size for size in SIZES}
+    made |= {size: 1.25 * made[size] for size in HELD_OUT[2:6]} | {2**26: made[2**26] / 3}
+    lines, alpha, _ = report(4, made)
+    assert lines[0].endswith("on 7 sizes, 1 KiB to 4 MiB: α ≈2000 µs, 1/β ≈2.00 GB/s")
+    assert lines[7] == "2 MiB         ≈3.05 ms    ≈3.81 ms  ≈-0.20"
+    assert lines[11] == "64 MiB       ≈35.55 ms   ≈11.85 ms  ≈+2.00  beyond the fitted sizes"
+    assert lines[12].endswith("between the fitted sizes: ≈0.20 (median)")
+    assert lines[13].endswith("measured: α + βS ≈3.0, α alone ≈8.6, βS alone ≈752.9")
+    assert lines[14].endswith("at α/β, ≈3906 KiB")
+    # One size that takes three times as long must not change α, the time of the small sizes.
+    slow = {size: made[size] * (3 if size == 2**20 else 1) for size in FITTED}
+    assert math.isclose(fit(slow)[0], alpha, rel_tol=0.05)
+
+    clock = (n * n for n in itertools.count())  # the first of the nine calls is the fastest
+    calls = mock.Mock(**{"perf_counter.side_effect": clock})
+    with (
+        mock.patch.multiple(dist, barrier=calls.barrier, all_reduce=calls.all_reduce),
+        mock.patch.object(time, "perf_counter", calls.perf_counter),
+    ):
+        assert measure_all_reduce(2**10) == 1
+    order = [name for name, _, _ in calls.mock_calls]
+    assert order[:-1] == ["barrier", "perf_counter", "all_reduce", "perf_counter"] * 9
 
 
 def draw(seconds: dict[int, float], alpha: float, beta: float) -> None:
@@ -104,6 +145,10 @@ def draw(seconds: dict[int, float], alpha: float, beta: float) -> None:
     axes.set_xticks(SIZES[::4], [human(size) for size in SIZES[::4]])
     axes.minorticks_off()
     axes.spines[["top", "right"]].set_visible(False)
+    line, fitted, others, knee = axes.lines
+    assert max(fitted.get_xdata()) == 2**22 and max(others.get_xdata()) == 2**26
+    assert math.isclose(line.get_ydata()[-1], 1e3 * (alpha + beta * 2**26))
+    assert math.isclose(beta * knee.get_xdata()[0], alpha)  # half of the time is latency
     figure.tight_layout()
     figure.savefig("cost_model.svg", transparent=True, metadata={"Date": None})
 
@@ -111,6 +156,7 @@ def draw(seconds: dict[int, float], alpha: float, beta: float) -> None:
 def main() -> None:
     if int(os.environ.get("WORLD_SIZE", "0")) < 2:
         sys.exit("cost_model.py needs 2 ranks or more, started by torchrun")
+    check()
     dist.init_process_group("gloo")  # the host's clock measures only work on the CPU
 
     # Each round measures all sizes, so a short disturbance does not affect only one size.
@@ -118,32 +164,8 @@ def main() -> None:
     seconds = dict(zip(SIZES, map(min, zip(*rounds, strict=True)), strict=True))
 
     if dist.get_rank() == 0:
-        alpha, beta = fit(FITTED, [seconds[size] for size in FITTED])
-        n = dist.get_world_size()
-        print(f"{n} ranks, fitted on {len(FITTED)} sizes, 1 KiB to 4 MiB: ", end="")
-        print(in_words(alpha, beta))
-        print("not fitted   predicted    measured   error")
-        errors = {}
-        for size in HELD_OUT:
-            predicted, measured = alpha + beta * size, seconds[size]
-            errors[size] = predicted / measured - 1
-            times = [f"≈{1e3 * t:.2f} ms" for t in (predicted, measured)]
-            where = "" if size < FITTED[-1] else "  beyond the fitted sizes"
-            print(
-                f"{human(size):10}  {times[0]:>10}  {times[1]:>10}  ≈{errors[size]:+.2f}{where}"
-            )
-        inside = [abs(error) for size, error in errors.items() if size < FITTED[-1]]
-        median = statistics.median(inside)
-        print(f"typical error between the fitted sizes: ≈{median:.2f} (median)")
-        factors = {"α + βS": worst_factor(alpha, beta, seconds)}
-        for terms, name in (("α", "α alone"), ("β", "βS alone")):
-            constants = fit(FITTED, [seconds[size] for size in FITTED], terms)
-            factors[name] = worst_factor(*constants, seconds)
-        # The sizes differ by a factor of 2^16, so a model with one constant is clearly worse.
-        assert 2 * factors["α + βS"] < min(factors["α alone"], factors["βS alone"])
-        worst = ", ".join(f"{name} ≈{factor:.1f}" for name, factor in factors.items())
-        print(f"largest factor between predicted and measured: {worst}")
-        print(f"half of the time is latency at α/β, ≈{alpha / beta / 2**10:.0f} KiB")
+        lines, alpha, beta = report(dist.get_world_size(), seconds)
+        print(*lines, sep="\n")
         draw(seconds, alpha, beta)
     dist.destroy_process_group()
 

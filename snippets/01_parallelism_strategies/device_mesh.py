@@ -25,6 +25,15 @@ def describe(mesh: dist.DeviceMesh) -> str:
     )
 
 
+def sum_then_mean(mesh: dist.DeviceMesh) -> tuple[float, float]:
+    """The tensor-parallel sum of the rank numbers, and then its data-parallel mean."""
+    value = torch.tensor([float(mesh.get_rank())], device=mesh.device_type)
+    dist.all_reduce(value, group=mesh.get_group("tp"))
+    row = value.item()
+    dist.all_reduce(value, op=dist.ReduceOp.SUM, group=mesh.get_group("dp"))
+    return row, value.item() / mesh["dp"].size()
+
+
 def init_distributed() -> torch.device:
     """Join the process group: one accelerator per local rank where there are enough.
 
@@ -58,13 +67,10 @@ def main() -> None:
     if mesh.get_rank() == 0:
         print(*lines, sep="\n")
 
-    # The tensor-parallel sum and the data-parallel mean use different groups.
-    value = torch.tensor([float(mesh.get_rank())], device=device_type)
-    dist.all_reduce(value, group=mesh.get_group("tp"))
-    assert value.item() == (0 + 1 if mesh.get_rank() < 2 else 2 + 3)  # the sum over this row
-    dist.all_reduce(value, op=dist.ReduceOp.SUM, group=mesh.get_group("dp"))
-    value /= mesh["dp"].size()
-    assert value.item() == (0 + 1 + 2 + 3) / 2
+    # The sum over the row, and the mean over the column. A 4×1 mesh has only one column.
+    assert sum_then_mean(mesh) == (0 + 1 if mesh.get_rank() < 2 else 2 + 3, 3.0)
+    column = init_device_mesh(device_type, (4, 1), mesh_dim_names=("dp", "tp"))
+    assert sum_then_mean(column) == (mesh.get_rank(), 1.5)
     if mesh.get_rank() == 0:
         print("sum along tp, then mean along dp: equal to 3.0 on every rank")
     dist.destroy_process_group()

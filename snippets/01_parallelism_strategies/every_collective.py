@@ -9,7 +9,9 @@ came. Four stripes are the sum over all four ranks.
 """
 
 import os
+import re
 import sys
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -177,10 +179,15 @@ def main() -> None:
 
     names = ["send / recv", "broadcast", "scatter", "gather", "reduce", "all-gather"]
     names += ["reduce-scatter", "all-reduce", "all-to-all"]
+    functions = {"send / recv": "send", "all-to-all": "all_to_all_single"}
     panels = {}
     for name in names:
         before = collect(shown_before(name, rank))
-        after = collect(run(name, marked_chunks(rank)))
+        function = functions.get(name, name.replace("-", "_"))
+        with mock.patch.object(dist, function, wraps=getattr(dist, function)) as call:
+            result = run(name, marked_chunks(rank))
+        assert call.call_count == (name != "send / recv" or rank == 0), name
+        after = collect(result)
         assert after == expected(name), name
         if name == "send / recv":  # do not draw the chunks of ranks 1 and 3
             after = [slots if r in (0, 2) else [[]] * N for r, slots in enumerate(after)]
@@ -188,6 +195,9 @@ def main() -> None:
         assert shown[0] == shown[1], f"{name}: the picture loses or adds a chunk"
         panels[name] = (before, after)
     assert grid(0, 0, expected("broadcast")).count(COLOURS[ROOT]) == N * N  # colour of the root
+    # After an all-to-all, all chunks of rank r have the number r, like the column.
+    numbers = re.findall(r"(\d)</text>", grid(0, 0, expected("all-to-all")))
+    assert numbers == [str(r) for r in range(N) for _ in range(N + 1)]
 
     if rank == 0:
         with open("every_collective.svg", "w", encoding="utf-8") as file:

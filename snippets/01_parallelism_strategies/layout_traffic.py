@@ -8,6 +8,8 @@ rates are from datasheets: NVLink sends 450 GB/s one way, and the 400 Gb/s netwo
 GPU sends 50 GB/s.
 """
 
+from unittest import mock
+
 PARAMETERS, LAYERS, HIDDEN, SEQUENCE = 405e9, 126, 16384, 8192
 TP, PP, DP, MICRO_BATCHES = 8, 16, 64, 32  # micro-batches of one sequence
 ACHIEVED = 430e12  # FLOP/s per GPU, as the table reports
@@ -59,9 +61,29 @@ def fully_sharded_alone() -> float:
     return (2 + 2 + 4) * PARAMETERS
 
 
-def main() -> None:
+def whole_step() -> tuple[int, float]:
+    """The tokens of a step, and its seconds: 6 FLOP for each parameter and token."""
     tokens = DP * MICRO_BATCHES * SEQUENCE
-    step = 6 * PARAMETERS * tokens / (TP * PP * DP * ACHIEVED)
+    return tokens, 6 * PARAMETERS * tokens / (TP * PP * DP * ACHIEVED)
+
+
+def check() -> None:
+    """Compare the formulas with a count by hand, for a layout whose sizes are all different."""
+    sizes = {"PARAMETERS": 3000, "LAYERS": 6, "HIDDEN": 256, "SEQUENCE": 10}
+    sizes |= {"TP": 2, "PP": 3, "DP": 4, "MICRO_BATCHES": 7}
+    with mock.patch.dict(globals(), sizes):  # 2 layers on a stage, 5,120 bytes for [1, s, h]
+        assert tensor_parallel() == 4 * 2 * 7 * 5120
+        assert pipeline_parallel() == 2 * 7 * 2560
+        assert context_parallel(ranks=8, sequence=20, micro_batches=9) == 3 * 2 * 9 * 560
+        assert expert_parallel(ranks=8, chosen=3) == 4 * 2 * 7 * 6720
+        assert data_parallel() == 3 * 125 * 6  # three of four shards of 125 parameters
+        assert fully_sharded_alone() == 8 * 3000
+        assert whole_step() == (280, 6 * 125 * 280 / ACHIEVED)
+
+
+def main() -> None:
+    check()
+    tokens, step = whole_step()
     print(
         f"{tokens:,} tokens per step; at {ACHIEVED / 1e12:.0f} TFLOP/s a step is {step:.1f} s"
     )

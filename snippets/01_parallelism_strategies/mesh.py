@@ -31,6 +31,7 @@ def crosses_nodes(group: tuple[int, ...]) -> bool:
 def report(order: tuple[str, ...], device: str) -> None:
     rank = dist.get_rank()
     mesh = init_device_mesh(device, (2, 2, 2), mesh_dim_names=order)
+    here = dict(zip(order, mesh.get_coordinate(), strict=True))
     if rank == 0:
         print(f"mesh_dim_names={order}")
     for dimension in order:
@@ -39,14 +40,15 @@ def report(order: tuple[str, ...], device: str) -> None:
         if rank == 0:
             listed = " ".join(str(list(group)) for group in groups)
             print(f"  {dimension}: {listed}   {outside} of {len(groups)} groups cross nodes")
+        # in both orders, a sum over the group depends only on the coordinates
+        value = torch.tensor(list(here.values()), device=device)
+        dist.all_reduce(value, group=mesh.get_group(dimension))
+        assert value.tolist() == [1 if d == dimension else 2 * here[d] for d in order]
 
-    value = torch.tensor([float(rank)], device=device)  # each group sums over its ranks
-    dist.all_reduce(value, group=mesh.get_group("tp"))
-    assert value.item() == sum(dist.get_process_group_ranks(mesh.get_group("tp")))
     coordinates: list = [None] * dist.get_world_size()
-    dist.all_gather_object(coordinates, mesh.get_coordinate())
+    dist.all_gather_object(coordinates, here)
     if rank == 0:
-        print(f"  rank 6 is at {dict(zip(order, coordinates[6], strict=True))}")
+        print(f"  rank 6 is at {coordinates[6]}")
 
 
 def init_distributed() -> torch.device:

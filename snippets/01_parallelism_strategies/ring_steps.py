@@ -1,23 +1,26 @@
 """Draws the sums of each rank after every step of a ring, and the chunk that it sends next.
 
-The program simulates ring_all_reduce with sets instead of numbers. A set contains the ranks
+The program simulates ring_all_reduce with tuples instead of numbers. A tuple contains the ranks
 whose contributions are in a chunk. The program checks that no contribution is added twice, that
 each rank has one finished chunk after n-1 steps, and all chunks after 2(n-1) steps.
 In the picture, a column is a rank, a row is a chunk, and a stripe is a summand. The square with
 a frame is sent to the right neighbour in the next step.
 """
 
+import re
+from itertools import pairwise
+
 N = 4
 COLOURS = ["#0b6e99", "#c2410c", "#15803d", "#7c3aed"]
 INK, MUTED = "#1f2937", "#52525b"
 CELL, PITCH = 23, 25
 
-State = list[list[frozenset[int]]]  # [rank][chunk]: the ranks whose contributions it contains
+State = list[list[tuple[int, ...]]]  # [rank][chunk]: the ranks whose contributions it contains
 
 
 def play() -> list[tuple[State, list[int | None]]]:
     """The state before each step and at the end, and the chunk that each rank sends next."""
-    state = [[frozenset({rank}) for _ in range(N)] for rank in range(N)]
+    state = [[(rank,) for _ in range(N)] for rank in range(N)]
     history = []
     for step in range(2 * (N - 1)):
         gathering, k = step >= N - 1, step % (N - 1)
@@ -30,8 +33,7 @@ def play() -> list[tuple[State, list[int | None]]]:
             if gathering:
                 state[rank][chunk] = sent[left]
             else:
-                assert not state[rank][chunk] & sent[left], "added twice"
-                state[rank][chunk] |= sent[left]
+                state[rank][chunk] += sent[left]
     history.append((state, [None] * N))
     return history
 
@@ -81,11 +83,14 @@ def draw(history: list[tuple[State, list[int | None]]]) -> str:
 
 def main() -> None:
     history = play()
-    everyone = frozenset(range(N))
+    everyone = list(range(N))
     halfway, end = history[N - 1][0], history[-1][0]
-    finished = [[c for c in range(N) if halfway[r][c] == everyone] for r in range(N)]
+    finished = [[c for c in everyone if sorted(halfway[r][c]) == everyone] for r in everyone]
     assert finished == [[(r + 1) % N] for r in range(N)]
-    assert all(chunk == everyone for chunks in end for chunk in chunks)
+    assert all(sorted(chunk) == everyone for chunks in end for chunk in chunks)  # none twice
+    for (_, outgoing), (_, following) in pairwise(history[:-1]):
+        assert following == [outgoing[r - 1] for r in range(N)]  # the chunk just received
+    assert re.findall(r">(\d)</text>", grid(0, 0, *history[0])) == list("0123")  # the ranks
     with open("ring_steps.svg", "w", encoding="utf-8") as file:
         file.write(draw(history))
     print(f"{N} ranks, {len(history) - 1} steps, one chunk sent by each rank in each")

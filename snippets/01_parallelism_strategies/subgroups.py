@@ -7,6 +7,7 @@ groups to which it does not belong. For such a group it gets a placeholder that 
 
 import os
 import sys
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -24,7 +25,7 @@ def make_groups(layout: list[list[int]]) -> dist.ProcessGroup:
         if dist.get_rank() in ranks:
             mine = group
         else:
-            assert group is dist.GroupMember.NON_GROUP_MEMBER
+            assert group is dist.GroupMember.NON_GROUP_MEMBER and dist.get_rank(group) == -1
     return mine
 
 
@@ -55,7 +56,9 @@ def main() -> None:
         sys.exit("4 ranks make the 2 × 2 grid: torchrun --nproc-per-node=4 subgroups.py")
     device = init_distributed()
     rank = dist.get_rank()
-    row, column = make_groups(ROWS), make_groups(COLUMNS)
+    with mock.patch.object(dist, "new_group", wraps=dist.new_group) as calls:
+        row, column = make_groups(ROWS), make_groups(COLUMNS)
+    assert calls.call_args_list == [mock.call(ranks) for ranks in ROWS + COLUMNS]  # all four
 
     results = []
     for group in (row, column, None):  # None: the default group, all ranks

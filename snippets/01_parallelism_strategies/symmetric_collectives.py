@@ -53,24 +53,23 @@ def all_to_all(x: torch.Tensor) -> torch.Tensor:
 
 
 def barrier(x: torch.Tensor) -> torch.Tensor:
-    """No rank continues before all ranks have called it. It moves no data of the caller."""
-    dist.barrier()
-    return x
+    """No rank continues before all ranks have called it. It moves no data of the caller.
 
-
-def check_barrier() -> None:
-    """The last rank calls the barrier late. All ranks find its key in the store afterwards."""
+    Each rank writes a key before its call. The last rank calls the barrier late.
+    """
     store = dist.TCPStore(
         os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False
     )
+    keys = [f"rank {rank} calls the barrier" for rank in range(N)]
     if dist.get_rank() == N - 1:
+        store.wait(keys[:-1])  # the other ranks are before their calls or in them
         time.sleep(0.5)
-    store.set(f"rank {dist.get_rank()} calls the barrier", "")
+    store.set(keys[dist.get_rank()], "")
     dist.barrier()
     if torch.accelerator.is_available():
         torch.accelerator.synchronize()
-    assert store.check([f"rank {rank} calls the barrier" for rank in range(N)])
-    dist.barrier()  # rank 0 has the store, so it must not exit first
+    assert store.check(keys)
+    return x
 
 
 def show(name: str, before: torch.Tensor, after: torch.Tensor) -> None:
@@ -116,10 +115,10 @@ def main() -> None:
             before = before[:1]
         name = "all_to_all_single" if operation is all_to_all else operation.__name__
         with mock.patch.object(dist, name, wraps=getattr(dist, name)) as call:
-            after = operation(before.clone())
+            after = operation(x := before.clone())
         assert call.call_count == 1
+        assert operation is not all_reduce or x.equal(after)  # in place
         show(operation.__name__, before, after)
-    check_barrier()
     dist.destroy_process_group()
 
 

@@ -10,6 +10,7 @@ import argparse
 import os
 import tempfile
 from pathlib import Path
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -49,12 +50,17 @@ def interfaces(folder: Path = Path("/sys/class/net")) -> dict[str, int]:
     return found
 
 
-def infiniband() -> list[str]:
+def infiniband(folder: Path = Path("/sys/class/infiniband")) -> list[str]:
     """The ports of RDMA devices, with the rate that the kernel reports."""
     return [
         f"{port.parts[-3]} port {port.name}: {(port / 'rate').read_text().strip()}"
-        for port in sorted(Path("/sys/class/infiniband").glob("*/ports/*"))
+        for port in sorted(folder.glob("*/ports/*"))
     ]
+
+
+def summary(network: dict[str, int]) -> str:
+    fastest = max(network.values(), default=0)
+    return f"≈{len(network)} interfaces up, fastest ≈{fastest} Mb/s (0: not stated)"
 
 
 def nvlinks(pynvml, handle) -> int:
@@ -116,32 +122,40 @@ def report_gpus() -> None:
         report_nvidia(count)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--details", action="store_true", help="name each network interface")
-    details = parser.parse_args().details
-
-    cores, memory = host()
-    used = b"x" * 2**26
-    assert host() == (cores, memory)  # all memory, and not only free memory
-    del used
+def check_host() -> None:
+    """Test the functions for 8 GiB of memory, made network interfaces, and one RDMA port."""
+    with mock.patch.object(os, "sysconf", {"SC_PHYS_PAGES": 2**21, "SC_PAGE_SIZE": 4096}.get):
+        assert host()[1] == 8  # GiB of all memory, and not only of free memory
     if hasattr(os, "sched_setaffinity"):  # the cores of this process, not of the machine
         allowed = os.sched_getaffinity(0)
         os.sched_setaffinity(0, {min(allowed)})
         assert host()[0] == 1
         os.sched_setaffinity(0, allowed)
+    with tempfile.TemporaryDirectory() as folder:  # lo reaches only this machine; e1 is down
+        folder = Path(folder)
+        lines = "e0 0x3 10000", "e1 0x2 50000", "e2 0x3 25000", "lo 0x9 -1", "veth 0x3 -1"
+        for name, flags, speed in map(str.split, lines):
+            (path := folder / name).mkdir()
+            (path / "flags").write_text(flags)
+            (path / "speed").write_text(speed)
+        assert interfaces(folder) == {"e0": 10000, "e2": 25000, "veth": 0}
+        assert summary(interfaces(folder)).startswith("≈3 interfaces up, fastest ≈25000 Mb/s")
+        (path := folder / "mlx5_0/ports/1").mkdir(parents=True)
+        (path / "rate").write_text("400 Gb/sec (4X NDR)\n")
+        assert infiniband(folder) == ["mlx5_0 port 1: 400 Gb/sec (4X NDR)"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--details", action="store_true", help="name each network interface")
+    details = parser.parse_args().details
+
+    check_host()
+    cores, memory = host()
     print(f"host: ≈{cores} cores, ≈{memory:.0f} GiB of memory")
     report_gpus()
     network = interfaces()
-    with tempfile.TemporaryDirectory() as folder:  # lo reaches only this machine; eth1 is down
-        for line in ("eth0 0x1003 25000", "eth1 0x1002 25000", "lo 0x9 -1", "veth 0x1003 -1"):
-            name, flags, speed = line.split()
-            (path := Path(folder) / name).mkdir()
-            (path / "flags").write_text(flags)
-            (path / "speed").write_text(speed)
-        assert interfaces(Path(folder)) == {"eth0": 25000, "veth": 0}
-    fastest = max(network.values(), default=0)
-    print(f"network: ≈{len(network)} interfaces up, fastest ≈{fastest} Mb/s (0: not stated)")
+    print(f"network: {summary(network)}")
     print(f"RDMA ports: ≈{len(infiniband())}")
     if details:
         for name, speed in network.items():
