@@ -281,14 +281,15 @@ def main() -> int:
             mock.patch.object(dist.Work, "wait", partialmethod(waits)),
         ):
             train(ours, rank, n, device, accumulate)
+            train(theirs, rank, n, device, accumulate)
+            train(reference, 0, 1, device, accumulate=1)
+        assert counter.call_count == 3 * STEPS  # only `ours` has called dist.all_reduce
         assert ready == ([0] * 2 + [early] * 8 + [late] * 8) * accumulate * STEPS
         in_step = [0] * 18 * (accumulate - 1) + [0, 1, *first, *second]  # no_sync sends nothing
         assert launched == [3 * step + count for step in range(STEPS) for count in in_step]
         assert waits.call_count == 3  # `finish` has waited for the buckets of the last backward
         for p, bucket in ours.bucket_of.items():  # the gradients are views into the buckets
             assert p.grad.data_ptr() == bucket.views[p].data_ptr()
-        train(theirs, rank, n, device, accumulate)
-        train(reference, 0, 1, device, accumulate=1)
         for a, b, c in zip(
             ours.parameters(), theirs.parameters(), reference.parameters(), strict=True
         ):
