@@ -94,6 +94,14 @@ def counting_hook(
     return allreduce_hook(None, bucket)
 
 
+def record_no_sync(ddp: DDP) -> list[bool]:
+    """Return a list to which each backward adds whether it is inside no_sync."""
+    seen = []
+    bias = ddp.module[0].bias
+    bias.register_hook(lambda _: seen.append(not ddp.require_backward_grad_sync))
+    return seen
+
+
 def main() -> None:
     device = init_distributed()
     rank, n = dist.get_rank(), dist.get_world_size()
@@ -101,12 +109,18 @@ def main() -> None:
     x = torch.randn(n * MICRO_BATCHES * ROWS, 16, generator=generator).to(device)
     y = torch.randn(n * MICRO_BATCHES * ROWS, 4, generator=generator).to(device)
 
-    model = make_model(device)  # one process, the big batch
-    F.mse_loss(model(x), y).backward()
-    truth = gradients(model)
+    def gradients_of_one_process(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        model = make_model(device)
+        F.mse_loss(model(x), y).backward()
+        return gradients(model)
 
-    mine = zip(x.chunk(n)[rank].split(ROWS), y.chunk(n)[rank].split(ROWS), strict=True)
-    batches = list(mine)
+    truth = gradients_of_one_process(x, y)
+    my_x, my_y = x.chunk(n)[rank], y.chunk(n)[rank]
+    batches = list(zip(my_x.split(ROWS), my_y.split(ROWS), strict=True))
+    wrong = {
+        never_synchronize: gradients_of_one_process(my_x, my_y),
+        forget_to_divide: MICRO_BATCHES * truth,
+    }
     if rank == 0:
         print(f"{MICRO_BATCHES} micro-batches per step, 1 bucket; gradient against one process")
     for way in (
@@ -118,11 +132,14 @@ def main() -> None:
     ):
         ddp, buckets = DDP(make_model(device)), []
         ddp.register_comm_hook(buckets, counting_hook)
+        in_no_sync = record_no_sync(ddp)
         way(ddp, batches)
+        first, last = way is not synchronize_always, way is never_synchronize
+        assert in_no_sync == [first] * (MICRO_BATCHES - 1) + [last]
 
         ours = gradients(ddp)
-        if way in (synchronize_always, synchronize_last, forward_outside):
-            torch.testing.assert_close(ours, truth)
+        torch.testing.assert_close(ours, wrong.get(way, truth))
+        if way not in wrong:
             verdict = "equal"
         else:
             error, ratio = (ours - truth).norm() / truth.norm(), ours.norm() / truth.norm()

@@ -16,6 +16,7 @@ In the output, compare the number of all-reduces: the result is the same with 4 
 import copy
 import os
 import sys
+from functools import partialmethod
 from unittest import mock
 
 import torch
@@ -51,7 +52,7 @@ def fill_buckets(parameters: list[nn.Parameter], capacity: int) -> list[Bucket]:
 
 
 class BucketedDDP(nn.Module):
-    """In each backward pass, every parameter that requires a gradient must get one."""
+    """In each backward pass, every parameter that requires a gradient must get a dense one."""
 
     def __init__(self, module: nn.Module, capacity: int) -> None:
         super().__init__()
@@ -74,7 +75,7 @@ class BucketedDDP(nn.Module):
             raise RuntimeError("call wait() after each backward")
         view = bucket.views[parameter]
         if parameter.grad is not view:  # after optimizer.zero_grad()
-            view.copy_(parameter.grad.to_dense())  # it may be sparse
+            view.copy_(parameter.grad)
             parameter.grad = view
         bucket.missing -= 1
         if bucket.missing == 0:
@@ -98,12 +99,11 @@ class BucketedDDP(nn.Module):
             bucket.flat.zero_()
 
 
-def average_gradients(module: nn.Module) -> int:
+def average_gradients(module: nn.Module) -> None:
     """The naive version, for comparison: one all-reduce for each parameter."""
     for parameter in module.parameters():
         dist.all_reduce(parameter.grad)
         parameter.grad /= dist.get_world_size()
-    return len(list(module.parameters()))
 
 
 def init_distributed() -> torch.device:
@@ -140,7 +140,9 @@ def main() -> None:
         layers += [nn.Linear(128, 128), nn.ReLU()]
     model = nn.Sequential(*layers, nn.Linear(128, 8)).to(device)
     naive = copy.deepcopy(model)
+    start = model[0].weight.detach().clone()
     ddp = BucketedDDP(model, capacity=128 * 1024)
+    assert torch.equal(start, model[0].weight) == (rank == 0)  # the others got rank 0's
     naive.load_state_dict(model.state_dict())
     optimizer = torch.optim.SGD(ddp.parameters(), lr=1.0, momentum=0.9)
     optimizer_naive = torch.optim.SGD(naive.parameters(), lr=1.0, momentum=0.9)
@@ -158,6 +160,8 @@ def main() -> None:
         bucket.parameters[-1].register_post_accumulate_grad_hook(
             lambda _: launched.append(counter.call_count)
         )
+    waits = mock.Mock(side_effect=dist.Work.wait)
+    copies = mock.Mock(side_effect=torch.Tensor.copy_)
     torch.manual_seed(1234)
     for step in range(STEPS):
         inputs = torch.randn(BATCH, 64).to(device)
@@ -167,15 +171,25 @@ def main() -> None:
         # --8<-- [start:traced]
         (optimizer if step % 2 else ddp).zero_grad()  # both must work
         assert all((p.grad is None) == (step % 2 == 1) for p in ddp.parameters())
-        with mock.patch.object(dist, "all_reduce", wraps=dist.all_reduce) as counter:
+        with (
+            mock.patch.object(dist, "all_reduce", wraps=dist.all_reduce) as counter,
+            mock.patch.object(dist.Work, "wait", partialmethod(waits)),
+            mock.patch.object(torch.Tensor, "copy_", partialmethod(copies)),
+        ):
             nn.functional.mse_loss(ddp(inputs[shard]), targets[shard]).backward()
+            assert not waits.called  # backward does not wait for a bucket
             ddp.wait()
+        assert waits.call_count == 4
+        assert copies.call_count == (16 if step % 2 else 0)  # after optimizer.zero_grad() only
+        waits.reset_mock()
+        copies.reset_mock()
         optimizer.step()
         # --8<-- [end:traced]
 
         optimizer_naive.zero_grad()
         nn.functional.mse_loss(naive(inputs[shard]), targets[shard]).backward()
-        launched_naive = average_gradients(naive)
+        with mock.patch.object(dist, "all_reduce", wraps=dist.all_reduce) as counter_naive:
+            average_gradients(naive)
         optimizer_naive.step()
 
     assert rows == [BATCH // n] * STEPS  # this rank computed its shard only
@@ -185,6 +199,12 @@ def main() -> None:
         of_rank_0 = ours.detach().clone()
         dist.broadcast(of_rank_0, src=0)
         torch.testing.assert_close(ours, of_rank_0)
+
+    frozen = nn.Linear(2, 2).to(device).requires_grad_(False)
+    assert BucketedDDP(frozen, 2**20).buckets == []
+    kinds = torch.float32, torch.float64
+    mixed = fill_buckets([nn.Parameter(torch.zeros(2, dtype=kind)) for kind in kinds], 2**20)
+    assert [bucket.flat.dtype for bucket in mixed] == [torch.float64, torch.float32]
 
     def backward_twice() -> None:
         for _ in range(2):
@@ -206,7 +226,10 @@ def main() -> None:
             raise AssertionError(f"this error was not raised: {message}")
     ddp.wait()  # for the sums of the first backward
     if rank == 0:
-        print(f"all-reduces per step: naive {launched_naive}, in buckets {counter.call_count}")
+        print(
+            f"all-reduces per step: naive {counter_naive.call_count}, "
+            f"in buckets {counter.call_count}"
+        )
         print(f"world size {n}, parameters after {STEPS} steps: equal to the naive version")
 
 

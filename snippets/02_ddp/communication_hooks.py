@@ -14,6 +14,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -77,6 +78,7 @@ def counted_all_reduce() -> Iterator[list[int]]:
     sent, original = [], dist.all_reduce
 
     def counting(tensor: torch.Tensor, *args, **kwargs):
+        assert kwargs["async_op"]  # backward does not wait for it
         sent.append(tensor.nbytes)
         return original(tensor, *args, **kwargs)
 
@@ -167,9 +169,13 @@ def main() -> None:
     fits = device.type != "cpu" or not torch.cuda.is_available()
     if fits:
         hooks |= {f"PowerSGD {rank}": (powerSGD_hook, power(rank)) for rank in (1, 4, 16)}
-    results = {name: train(*hook, device) for name, hook in hooks.items()}
+    torchs = default_hooks.bf16_compress_hook
+    with mock.patch.object(default_hooks, "bf16_compress_hook", wraps=torchs) as counter:
+        results = {name: train(*hook, device) for name, hook in hooks.items()}
+    assert counter.called
 
     plain_bytes, _, plain = results["fp32"]
+    assert plain_bytes == 4 * plain.numel()
     report(f"{STEPS} steps   bytes/step  of fp32   loss  parameters differ by")
     for name, (sent, loss, parameters) in results.items():
         # as a fraction of the distance that fp32 training moved the parameters

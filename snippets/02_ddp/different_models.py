@@ -5,7 +5,7 @@ gradient, in the order in which they were registered. It does not compare names,
 buffers, and it does not notice a different order of layers with equal shapes.
 
     --case count    rank 1 has one more layer: every rank raises an error
-    --case shape    rank 1 has a wider layer: rank 1 raises an error, and rank 0 waits for it
+    --case shape    rank 1 has a wider layer: rank 1 raises an error
     --case stride   rank 1 stores its weight transposed: the same happens
     --case order    rank 1 registers two layers in a different order: no error
     --case dtype    rank 1 builds its model in float64: no error
@@ -63,8 +63,8 @@ def build(case: str, odd: bool) -> nn.Module:
     return Attention(swapped=odd)
 
 
-def check_same_model(model: nn.Module) -> None:
-    """Raise an error on every rank, with the first difference, if the models differ."""
+def check_same_model(model: nn.Module) -> int:
+    """Return the number of tensors; if the models differ, raise an error on every rank."""
     mine = [(name, tuple(t.shape), str(t.dtype)) for name, t in model.state_dict().items()]
     of_rank: list = [None] * dist.get_world_size()
     dist.all_gather_object(of_rank, mine)
@@ -76,6 +76,7 @@ def check_same_model(model: nn.Module) -> None:
         for ours, theirs in zip(of_rank[0], other, strict=True):
             if ours != theirs:
                 raise ValueError(f"rank 0 has {ours}, rank {rank} has {theirs}")
+    return len(mine)
 
 
 def outputs(model: nn.Module) -> list[torch.Tensor]:
@@ -133,9 +134,11 @@ def main() -> int:
     dist.init_process_group("gloo", timeout=timedelta(seconds=20))
     rank = dist.get_rank()
     model = build(args.case, odd=rank == 1 and not args.fix)
+    before = outputs(model)
+    if args.case in ("stride", "dtype", "buffer"):  # equal outputs, until DDP changes them
+        assert torch.allclose(before[1], before[0], atol=1e-6)
     try:
-        if checked:
-            check_same_model(model)
+        equal_tensors = check_same_model(model) if checked else 0
         ddp = DistributedDataParallel(model)
     except (RuntimeError, ValueError) as error:
         everywhere = isinstance(error, ValueError) or args.case == "count"
@@ -150,6 +153,8 @@ def main() -> int:
         return 1
 
     of_rank = outputs(model)
+    assert torch.equal(of_rank[0], before[0])  # DDP has not changed the model of rank 0
+    assert equal_tensors == (len(model.state_dict()) if args.fix else 0)  # the check has passed
     if rank == 0:
         print("DDP raised no error. The same input gives these outputs:")
         for r, output in enumerate(of_rank):

@@ -104,6 +104,8 @@ def main() -> int:
     assert by_hand.call_count == (0 if args.fix else 2)
     ours = torch.cat([parameter.grad.flatten() for parameter in model.parameters()]).double()
     torch.testing.assert_close(ours, of_order, rtol=1e-4, atol=1e-6)
+    before = (whole if args.fix else shards[rank]).norm().item()
+    torch.testing.assert_close(norm, before, rtol=1e-4, atol=0)
 
     norms = [torch.empty(1, device=device) for _ in range(n)]
     dist.all_gather(norms, torch.tensor([norm], device=device))

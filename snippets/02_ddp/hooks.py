@@ -13,6 +13,7 @@ model, `head` is defined first and used last, so its gradient is ready first.
 import os
 import sys
 import time
+from functools import partialmethod
 from unittest import mock
 
 import torch
@@ -98,7 +99,9 @@ def main() -> None:
 
     torch.manual_seed(rank)
     model = Network().to(device)
+    start = model.first.weight.detach().clone()
     ddp = HookedDDP(model)
+    assert torch.equal(start, model.first.weight) == (rank == 0)  # the others got rank 0's
     reference = Network().to(device)  # trained by one process on the whole batch
     reference.load_state_dict(model.state_dict())
     optimizer = torch.optim.SGD(ddp.parameters(), lr=1.0, momentum=0.9)
@@ -111,6 +114,7 @@ def main() -> None:
         parameter.register_post_accumulate_grad_hook(
             lambda _: launched.append(counter.call_count)
         )
+    waits = mock.Mock(side_effect=dist.Work.wait)
     torch.manual_seed(1234)
     for step in range(STEPS):
         inputs = torch.randn(BATCH, 64).to(device)
@@ -124,14 +128,18 @@ def main() -> None:
             time.sleep(0.05)  # the other ranks have launched everything by then, and must wait
         with (
             mock.patch.object(dist, "all_reduce", wraps=dist.all_reduce) as counter,
-            mock.patch.object(dist.Work, "wait", side_effect=RuntimeError("a hook waits")),
+            mock.patch.object(dist.Work, "wait", partialmethod(waits)),
         ):
             loss.backward()
-        if step == 0 and rank == 0:
-            print("defined: " + ", ".join(ddp.names.values()))
-            print("ready:   " + ", ".join(ddp.names[parameter] for parameter in ddp.in_flight))
-            print(f"{counter.call_count} all-reduces were launched during backward")
-        ddp.wait()
+            if step == 0 and rank == 0:
+                ready = [ddp.names[parameter] for parameter in ddp.in_flight]
+                print("defined: " + ", ".join(ddp.names.values()))
+                print("ready:   " + ", ".join(ready))
+                print(f"{counter.call_count} all-reduces were launched during backward")
+            assert not waits.called  # no hook waits for an all-reduce
+            ddp.wait()
+        assert waits.call_count == 6
+        waits.reset_mock()
         optimizer.step()
         # --8<-- [end:traced]
 
@@ -143,6 +151,8 @@ def main() -> None:
     assert launched == [1, 2, 3, 4, 5, 6] * STEPS  # each gradient was sent at once
     for ours, expected in zip(ddp.parameters(), reference.parameters(), strict=True):
         torch.testing.assert_close(ours, expected)
+
+    assert not HookedDDP(nn.Linear(2, 2).to(device).requires_grad_(False)).names  # all frozen
 
     def first_alone() -> None:
         model.first(inputs[shard]).sum().backward()  # no gradient for `head` and `second`

@@ -9,6 +9,7 @@ makes the same error.
 
 import os
 import sys
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -106,11 +107,16 @@ def main() -> None:
 
     for loss_of in (local_mean, global_mean):
         ddp = DDP(make_model(device))
-        loss = loss_of(ddp, my_inputs, my_targets)
+        with mock.patch.object(dist, "all_reduce", wraps=dist.all_reduce) as counter:
+            loss = loss_of(ddp, my_inputs, my_targets)
+        sent = [call.args[0].numel() for call in counter.call_args_list]
+        assert sent == [1] * (loss_of is global_mean)  # the fix sends one number
         loss.backward()
         error = (gradients(ddp) - truth).norm() / truth.norm()
         if loss_of is local_mean:
             torch.testing.assert_close(gradients(ddp), mean_of_means(LENGTHS, n, device))
+        else:
+            torch.testing.assert_close(gradients(ddp), truth)
 
         average = loss.detach().clone()
         dist.all_reduce(average)
@@ -121,7 +127,6 @@ def main() -> None:
                 print(f"gradient off by {100 * error.item():.1f}%")
             else:
                 torch.testing.assert_close(average, true_loss.detach())
-                torch.testing.assert_close(gradients(ddp), truth)
                 print("gradient equal to one process")
 
     # two controls: micro-batches in place of the ranks, and equal numbers of tokens

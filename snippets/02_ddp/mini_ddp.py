@@ -18,6 +18,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partialmethod
 from unittest import mock
 
 import torch
@@ -236,7 +237,9 @@ def main() -> int:
     torch.manual_seed(rank)  # on purpose: every rank starts with different parameters
     model = Network().to(device)
     model.right_first = rank % 2 == 1
+    start = model.spare.weight.detach().clone()
     ours = MiniDDP(model, bucket_cap_mb=0.25, first_bucket_mb=0.0625)
+    assert torch.equal(start, model.spare.weight) == (rank == 0)  # replaced by rank 0's
     theirs = DistributedDataParallel(copy.deepcopy(model), bucket_cap_mb=0.25)
     reference = copy.deepcopy(model)  # trained by one process on the whole batch
     ours.module.scale += rank  # the first forward must restore the value of rank 0
@@ -256,13 +259,16 @@ def main() -> int:
         print(f"{len(ours.names)} gradients in {len(sizes)} buckets of {', '.join(sizes)} KiB")
     ready = []  # the bucket of each gradient, in the order in which the gradients are ready
     launched = []  # the number of all-reduces so far at that moment
+    waits = mock.Mock(side_effect=dist.Work.wait)
+    ours.register_forward_hook(lambda *_: waits.reset_mock())  # do not count its broadcast
+
+    def record(parameter: nn.Parameter) -> None:
+        ready.append(ours.buckets.index(ours.bucket_of[parameter]))
+        launched.append(counter.call_count)
+        assert not waits.called  # no hook waits for an all-reduce
+
     for parameter in ours.names:
-        parameter.register_post_accumulate_grad_hook(
-            lambda p: ready.append(ours.buckets.index(ours.bucket_of[p]))
-        )
-        parameter.register_post_accumulate_grad_hook(
-            lambda _: launched.append(counter.call_count)
-        )
+        parameter.register_post_accumulate_grad_hook(record)
     # On odd ranks bucket 2 is full before bucket 1. It must wait until bucket 1 is launched.
     early, late = (2, 1) if model.right_first else (1, 2)
     first = [1] * 8 if model.right_first else [1] * 7 + [2]
@@ -270,13 +276,20 @@ def main() -> int:
     for accumulate in (1, 2):
         ready.clear()
         launched.clear()
-        with mock.patch.object(dist, "all_reduce", wraps=dist.all_reduce) as counter:
+        with (
+            mock.patch.object(dist, "all_reduce", wraps=dist.all_reduce) as counter,
+            mock.patch.object(dist.Work, "wait", partialmethod(waits)),
+        ):
             train(ours, rank, n, device, accumulate)
+            train(theirs, rank, n, device, accumulate)
+            train(reference, 0, 1, device, accumulate=1)
+        assert counter.call_count == 3 * STEPS  # only `ours` has called dist.all_reduce
         assert ready == ([0] * 2 + [early] * 8 + [late] * 8) * accumulate * STEPS
         in_step = [0] * 18 * (accumulate - 1) + [0, 1, *first, *second]  # no_sync sends nothing
         assert launched == [3 * step + count for step in range(STEPS) for count in in_step]
-        train(theirs, rank, n, device, accumulate)
-        train(reference, 0, 1, device, accumulate=1)
+        assert waits.call_count == 3  # `finish` has waited for the buckets of the last backward
+        for p, bucket in ours.bucket_of.items():  # the gradients are views into the buckets
+            assert p.grad.data_ptr() == bucket.views[p].data_ptr()
         for a, b, c in zip(
             ours.parameters(), theirs.parameters(), reference.parameters(), strict=True
         ):
@@ -287,6 +300,18 @@ def main() -> int:
                 f"world size {n}, micro-batches per step {accumulate}: "
                 "MiniDDP = DistributedDataParallel = one process"
             )
+
+    # A group of ranks, a frozen bias, and gradients that overflow if they are summed undivided
+    group = [dist.new_group(list(range(parity, n, 2))) for parity in range(min(n, 2))][rank % 2]
+    small = nn.Linear(1, 1).to(device)
+    small.bias.requires_grad_(False)
+    x = torch.full((1, 1), -3e38 if rank % 2 else 3e38, device=device)
+    MiniDDP(small, process_group=group)(x).sum().backward()
+    torch.testing.assert_close(small.weight.grad, x)
+
+    kinds = torch.float32, torch.float64
+    mixed = fill_buckets([nn.Parameter(torch.zeros(2, dtype=kind)) for kind in kinds], [MIB])
+    assert [bucket.flat.dtype for bucket in mixed] == [torch.float64, torch.float32]
     return 0
 
 

@@ -72,7 +72,11 @@ def main() -> None:
         nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 8)
     ).to(device)
     model.register_buffer("origin", torch.tensor(rank, device=device))
+    start = model[0].weight.detach().clone()
     ddp = NaiveDDP(model)
+    assert torch.equal(start, model[0].weight) == (
+        rank == 0
+    )  # the others have received rank 0's
     reference = copy.deepcopy(model)  # trained by one process on the whole batch
     optimizer = torch.optim.SGD(ddp.parameters(), lr=1.0, momentum=0.9)
     reference_optimizer = torch.optim.SGD(reference.parameters(), lr=1.0, momentum=0.9)
@@ -116,6 +120,8 @@ def main() -> None:
         assert str(error).endswith("for 2.bias")
     else:
         raise AssertionError("a missing gradient did not raise an error")
+    model[2].bias.requires_grad_(False)
+    ddp.average_gradients()  # raises no error: a frozen parameter is skipped
     if rank == 0:
         print(f"{counter.call_count} all-reduces per step, one for each parameter tensor")
         print(f"world size {n}, parameters after {STEPS} steps: equal to one process")

@@ -224,6 +224,17 @@ def main() -> None:
     for part in PARTS:
         training = Training(device)
         training.restore(deepcopy(state), without=part)
+        weight, saved_weight = training.ddp.module[0].weight.cpu(), state["model"]["0.weight"]
+        random, saved_random = torch.get_rng_state(), state["random state"]["cpu"][rank]
+        restored = {
+            "model": torch.equal(weight, saved_weight),
+            "optimizer": bool(training.optimizer.state),
+            "scheduler": training.scheduler.last_epoch == training.step,
+            "random state": torch.equal(random, saved_random),
+            "place in the data": training.position > 0,
+            "buckets": training.ddp.module[0].weight.grad is not None,  # of the extra backward
+        }
+        assert restored == {name: name != part for name in PARTS}  # only one part is missing
         difference = (training.run() - never_killed).abs().max().item()
         size = f"≈{difference:.0e}" if difference else "none"
         report(f"  {part:18} largest difference of a parameter: {size}")

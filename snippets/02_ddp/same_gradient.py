@@ -70,6 +70,12 @@ def main() -> None:
     print(f"shards of {unequal}, plain mean: {distance(rows.mean(0), whole)}")
     print(f"shards of {unequal}, weighted mean: {distance(weights @ rows, whole)}")
 
+    # With a plain mean, sample i of shard r has the weight 1 / (N B_r) in place of 1 / B.
+    samples = shard_gradients([1] * BATCH)
+    weights = [1 / (len(unequal) * size) for size in unequal for _ in range(size)]
+    weighted = torch.tensor(weights, dtype=torch.float64) @ samples
+    torch.testing.assert_close(weighted, rows.mean(0))
+
     # If the loss is a sum, the gradients must be summed. Their mean is N times too small.
     whole_sum = gradient(slice(0, BATCH), "sum")
     mean_of_sums = shard_gradients(equal, "sum").mean(0)

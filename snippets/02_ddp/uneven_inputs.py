@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.nn.utils import parameters_to_vector
 
 TIMEOUT = timedelta(seconds=3)  # the default is 30 minutes with gloo, 10 with NCCL
 
@@ -85,9 +86,11 @@ def train_with_join(
     gradients = []
     with Join([model], divide_by_initial_world_size=divide_by_n):
         for x, y in batches:
-            local = torch.autograd.grad(F.mse_loss(model.module(x), y), model.module.weight)[0]
+            loss = F.mse_loss(model.module(x), y)
+            local = parameters_to_vector(torch.autograd.grad(loss, model.module.parameters()))
             step(model, optimizer, (x, y))
-            gradients.append((local, model.module.weight.grad.clone()))
+            averaged = parameters_to_vector(p.grad for p in model.module.parameters())
+            gradients.append((local, averaged))
     return gradients
 
 
@@ -112,9 +115,9 @@ def adam_steps(optimizer: torch.optim.Optimizer) -> list[int]:
 
 
 def agree(model: nn.Module) -> bool:
-    """Whether every rank has exactly the weight of rank 0."""
-    weights = gathered(model.module.weight.detach().cpu())
-    return all(torch.equal(weight, weights[0]) for weight in weights)
+    """Whether every rank has exactly the parameters of rank 0."""
+    by_rank = gathered(parameters_to_vector(model.parameters()).detach().cpu())
+    return all(torch.equal(parameters, by_rank[0]) for parameters in by_rank)
 
 
 def with_join(device: torch.device) -> None:
@@ -141,11 +144,12 @@ def with_join(device: torch.device) -> None:
 
     # the fix: after Join, also take the optimizer's state of the rank with the most batches
     model, optimizer, batches = build(device)
-    train_with_join(model, optimizer, batches, divide_by_n=True)
+    train_with_join(model, optimizer, batches, divide_by_n=False)
     state = [optimizer.state_dict()]
     dist.broadcast_object_list(state, src=steps.index(max(steps)))
     optimizer.load_state_dict(state[0])
     step(model, optimizer, batches[0])
+    assert adam_steps(optimizer) == [max(steps) + 1] * n
     report(f"with the optimizer's state broadcast before this step: {agree(model)}")
 
 

@@ -74,6 +74,8 @@ def train(
         averaged = ours.keys() == expected.keys() and all(
             torch.allclose(ours[name], expected[name], rtol=1e-4, atol=1e-6) for name in ours
         )
+        fixed = ddp.find_unused_parameters or ddp.static_graph
+        assert averaged == (fixed or dist.get_world_size() == 1)  # on every rank
         absent = [name for name, p in model.named_parameters() if p.grad is None]
         if dist.get_rank() == 0:
             print(f"step {step}: gradients averaged over all ranks: {averaged};", end=" ")
@@ -157,10 +159,15 @@ def main() -> int:
     else:
         options = {args.fix: True} if args.fix else {}
         ddp = DistributedDataParallel(TwoHeads().to(device), **options)
+        on = [name for name in ("find_unused_parameters", "static_graph") if getattr(ddp, name)]
+        assert on == ([args.fix] if args.fix else [])
+        forwards = []  # the completed ones
+        ddp.register_forward_hook(lambda *_: forwards.append(None))
         try:
             train(ddp, args.alternate, args.by_rank, torch.randn(3, 4, 8, device=device))
         except RuntimeError as error:
             failed = True
+            assert args.fix or len(forwards) == 1  # the second forward has raised the error
             if dist.get_rank() == 0:
                 print(f"{type(error).__name__}: {error}", flush=True)
 
