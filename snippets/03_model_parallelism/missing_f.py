@@ -124,7 +124,7 @@ def main() -> None:
             print(f"  loss {losses[0]:.4f} in step 1, {losses[-1]:.4f} in step {STEPS}")
             wrong = "right" if error < 1e-4 else f"wrong by {100 * error:.0f}%"
             print(f"  rank 0's first gradient of the norm: {wrong}")
-            drift = "equal on all ranks" if apart == 0 else f"{apart:.2f} apart between ranks"
+            drift = "equal on all ranks" if apart == 0 else f"{apart:.3f} apart between ranks"
             print(f"  the norm's weights in the end: {drift}")
 
 

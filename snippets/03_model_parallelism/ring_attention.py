@@ -169,6 +169,7 @@ def compare(group: dist.ProcessGroup, device: torch.device) -> None:
 
 def errors_in_bf16(group: dist.ProcessGroup, device: torch.device) -> None:
     """Print the distance of output and gradients from float64, for the ring and for torch."""
+    global sent
     rank, n = dist.get_rank(group), dist.get_world_size(group)
     torch.manual_seed(0)
     *inputs, d_out = torch.randn(4, 1, 1, S, D, device=device).bfloat16()
@@ -186,13 +187,14 @@ def errors_in_bf16(group: dist.ProcessGroup, device: torch.device) -> None:
         with torch.autocast(device.type, torch.bfloat16):  # sums are in fp32 here, too
             return RingAttention.apply(*x, group)
 
-    sdpa = F.scaled_dot_product_attention
+    sent, sdpa = 0, F.scaled_dot_product_attention
     truth = results(torch.float64, sdpa, cut=lambda x: x)
     found = {
         "this ring": results(torch.bfloat16, ring, ours),
         "torch, one process": map(ours, results(torch.bfloat16, sdpa, cut=lambda x: x)),
         "rounding alone": [ours(true).bfloat16() for true in truth],
     }
+    assert sent == 6 * (n - 1) * S * D * 2 // n  # two bytes for each element
     off = {}
     for name, tensors in found.items():
         squares = [
