@@ -122,7 +122,7 @@ def compare(group: dist.ProcessGroup, device: torch.device) -> None:
     rank, n = dist.get_rank(group), dist.get_world_size(group)
     torch.manual_seed(0)
     whole = [torch.randn(B, HEADS, S, D, device=device) for _ in range(3)]
-    whole[0][:, 0] *= 20  # the exponentials of the scores of this head overflow
+    whole[0][:, 0] *= 40  # the exponentials of the scores of this head overflow
     for x in whole:
         x.requires_grad_()
     truth = F.scaled_dot_product_attention(*whole)
@@ -148,7 +148,7 @@ def compare(group: dist.ProcessGroup, device: torch.device) -> None:
     for mine, full in pairs:
         part = full.chunk(n, dim=2)[rank]
         torch.testing.assert_close(mine[:, 1:], part[:, 1:], rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(mine[:, 0], part[:, 0], rtol=1e-4, atol=1e-3)
+        torch.testing.assert_close(mine[:, 0], part[:, 0], rtol=1e-4, atol=5e-3)
     size = 4 * B * S * HEADS * D  # S, the bytes of Q, of K, of V or of the output
     assert forward == 2 * (n - 1) * size // n and backward == 2 * forward
     assert sum(kept) == (4 * size + 4 * B * HEADS * S) // n
