@@ -98,7 +98,10 @@ def main() -> int:
         (module(x) - 3 * x).square().mean().backward()
     truth = torch.nn.utils.clip_grad_norm_(alone.parameters(), MAX_NORM).item()
 
-    norm = norm_over_mesh(model, mesh.get_group()) if args.fix else norm_of_shard(model)
+    whole, shard = norm_over_mesh(model, mesh.get_group()), norm_of_shard(model)
+    torch.testing.assert_close(whole.item(), truth, rtol=1e-5, atol=0.0)
+    assert shard < whole or n == 1
+    norm = whole if args.fix else shard
     for limit in (10 * truth, MAX_NORM):  # a norm below the limit changes nothing
         for p in model.parameters():
             local(p.grad).mul_(min(1.0, limit / norm.item()))
@@ -111,9 +114,16 @@ def main() -> int:
     dist.broadcast(first, src=0)
     drift = ((replicated - first).norm() / first.norm()).item()
     down = model[3].weight.grad.full_tensor()  # every rank takes part in the gather
-    error = ((down - alone[3].weight.grad).norm() / alone[3].weight.grad.norm()).item()
+    wanted = alone[3].weight.grad
+    error = ((down - wanted).norm() / wanted.norm()).item()
     report: list = [None] * n
     dist.all_gather_object(report, (norm.item(), drift))
+    for value, d in report:  # before the clip, the copies were equal
+        assert abs(d - abs(report[0][0] / value - 1)) < 1e-5
+    cosine = nn.functional.cosine_similarity(down.flatten(), wanted.flatten(), dim=0)
+    assert args.fix or n == 1 or cosine < 1 - 1e-5  # the direction has changed
+    model[0].bias.grad = None  # is skipped
+    assert norm_over_mesh(model, mesh.get_group()) > 0
     drifted = max(d for _, d in report) > 1e-5
     if rank == 0:
         seen = ", ".join(f"{value:.3f}" for value, _ in report)

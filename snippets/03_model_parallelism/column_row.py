@@ -72,12 +72,14 @@ def gelu_of_terms(x: torch.Tensor, w1: torch.Tensor, w2: torch.Tensor) -> torch.
     return all_reduce([F.gelu(term) for term in terms]) @ w2
 
 
-def gradient_by_hand(x: torch.Tensor, w1: torch.Tensor, w2: torch.Tensor) -> Shards:
-    """Each rank's term of the gradient of x in `column_row`, for the loss output.sum()."""
+def gradient_by_hand(
+    x: torch.Tensor, w1: torch.Tensor, w2: torch.Tensor, output_grad: torch.Tensor
+) -> Shards:
+    """Each rank's term of the gradient of x in `column_row`; every rank has `output_grad`."""
     terms = []
     for columns, rows in zip(w1.chunk(T, dim=1), w2.chunk(T, dim=0), strict=True):
         before = (x @ columns).requires_grad_()  # [bs, 4h/t]
-        (F.gelu(before) @ rows).sum().backward()
+        (F.gelu(before) @ rows).backward(output_grad)
         terms.append(before.grad @ columns.T)  # [bs, h]: only through this rank's columns
     return terms
 
@@ -87,7 +89,8 @@ def main() -> None:
     x = torch.randn(TOKENS, H, requires_grad=True)
     w1, w2 = torch.randn(H, 4 * H) / H**0.5, torch.randn(4 * H, H) / (4 * H) ** 0.5
     whole = F.gelu(x @ w1) @ w2
-    whole.sum().backward()
+    output_grad = torch.randn(TOKENS, H)
+    whole.backward(output_grad)
 
     with torch.no_grad():
         print(f"t = {T}: elements that a rank sends in forward, in b·s·h")
@@ -100,7 +103,7 @@ def main() -> None:
         wrong = (gelu_of_terms(x, w1, w2) - whole).norm() / whole.norm()
         print(f"GeLU of each term, then the sum: wrong by {100 * wrong:.0f}%")
 
-    terms = gradient_by_hand(x.detach(), w1, w2)
+    terms = gradient_by_hand(x.detach(), w1, w2, output_grad)
     alone = (terms[0] - x.grad).norm() / x.grad.norm()
     torch.testing.assert_close(all_reduce(terms), x.grad)
     print(f"gradient of x, the term of rank 0 alone: wrong by {100 * alone:.0f}%")

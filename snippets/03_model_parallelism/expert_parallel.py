@@ -143,6 +143,11 @@ def main() -> None:
         else:
             assert parameter.grad is None  # an expert of a different rank
 
+    # a choice sends a row each way if its token or its expert, but not both, is on this rank
+    expert_rank = router(tokens).topk(K).indices // (EXPERTS // n)  # [tokens of all ranks, k]
+    token_rank = torch.arange(n, device=device).repeat_interleave(TOKENS)[:, None]
+    rows = ((expert_rank == rank) != (token_rank == rank)).sum().item()
+    assert forward == sent == rows * H * 4
     everyone: list = [None] * n
     dist.all_gather_object(everyone, (forward, sent))
     if rank == 0:

@@ -59,7 +59,7 @@ def gpipe_step(
         if rank < last:
             grad = torch.empty_like(y)  # [b/m, h], from the next stage
             dist.recv(grad, rank + 1)
-        if y.requires_grad:  # False where this stage and all before it are frozen
+        if y.requires_grad:  # False on rank 0 if its stage is frozen
             torch.autograd.backward(y, grad)  # adds to .grad: accumulation over micro-batches
         if rank > 0:
             dist.send(x.grad, rank - 1)
@@ -104,25 +104,36 @@ def main() -> None:
     share = LAYERS // p
     stage = whole[rank * share : (rank + 1) * share]
     truth = [parameter.grad.clone() for parameter in stage.parameters()]
-    stage.zero_grad()
 
+    run = mock.Mock(**{"forward.return_value": None, "backward.return_value": None})
+    stage.register_forward_hook(run.forward)
+    next(stage.parameters()).register_post_accumulate_grad_hook(run.backward)
     with mock.patch.object(dist, "send", wraps=dist.send) as send:  # to count what is sent
         loss, peak = gpipe_step(stage, batch, target, M)
+    assert [name for name, *_ in run.mock_calls] == M * ["forward"] + M * ["backward"]
+    assert rank == p - 1 or loss == 0
     dist.broadcast(loss, p - 1)
     torch.testing.assert_close(loss, true_loss.detach())
     for ours, theirs in zip(stage.parameters(), truth, strict=True):
-        torch.testing.assert_close(ours.grad, theirs)
+        # added to the gradients of the whole model, which are as small as 1e-4
+        torch.testing.assert_close(ours.grad, 2 * theirs, rtol=1e-4, atol=1e-8)
 
-    sent, neighbours = BATCH // M * HIDDEN * 4, (rank > 0) + (rank < p - 1)
-    assert [call.args[0].nbytes for call in send.call_args_list] == neighbours * M * [sent]
+    sent = BATCH // M * HIDDEN * 4
+    messages = [(call.args[1], call.args[0].nbytes) for call in send.call_args_list]
+    down, up = (M * [(peer, sent)] * (0 <= peer < p) for peer in (rank + 1, rank - 1))
+    assert messages == down + up  # all activations, then all gradients
     assert peak == M
-    for wrong in (batch[:-1], batch[:0]):  # 23 samples, and none
+    wrong = [(stage, batch[:-1], "do not divide"), (stage, batch[:0], "do not divide")]
+    if rank == 0 < p - 1:
+        wrong.append((nn.Linear(HIDDEN, 1, device=device), batch, "must keep shape"))
+        wrong.append((lambda x: stage(x).double(), batch, "must keep shape"))
+    for module, samples, message in wrong:
         try:
-            gpipe_step(stage, wrong, target[: len(wrong)], M)
+            gpipe_step(module, samples, target[: len(samples)], M)
         except ValueError as error:
-            assert "do not divide" in str(error)
+            assert message in str(error)
         else:
-            raise AssertionError(f"{M} micro-batches of {len(wrong)} samples are not equal")
+            raise AssertionError(f"gpipe_step must raise an error: {message}")
     peaks: list = [None] * p
     dist.all_gather_object(peaks, peak)
     if rank == 0:

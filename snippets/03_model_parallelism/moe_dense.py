@@ -4,8 +4,8 @@ A router gives every token a probability for each expert. The k best experts com
 and their outputs are added with the renormalized probabilities. In the dense version, every
 expert computes every token, and most results are multiplied by zero. In the sparse version,
 tokens are sorted by expert, and each expert computes only its own tokens. With a capacity, an
-expert accepts its first C choices and drops all others. The shapes are then fixed, and some
-tokens lose a part of their output.
+expert accepts its first C choices and drops all others. A buffer of C rows is then enough for
+each expert, but some tokens lose a part of their output.
 """
 
 import math
@@ -60,13 +60,15 @@ class MixtureOfExperts(nn.Module):
         return out, dropped
 
 
-def gated(moe: MixtureOfExperts, x: torch.Tensor, capacity: int) -> torch.Tensor:
-    """The dense result again, which uses only the layers of the class."""
+def gated(
+    moe: MixtureOfExperts, x: torch.Tensor, capacity: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The result again, which uses only the layers of the class. Also returns the weights."""
     logits = moe.router(x)
     chosen = logits >= logits.topk(K, dim=-1).values[:, -1:]
     gate = logits.masked_fill(~chosen, -math.inf).softmax(dim=-1)
     gate = gate * (chosen.cumsum(dim=0) <= capacity)  # by their position in the expert's queue
-    return sum(gate[:, i, None] * expert(x) for i, expert in enumerate(moe.experts))
+    return sum(gate[:, i, None] * expert(x) for i, expert in enumerate(moe.experts)), gate
 
 
 def main() -> None:
@@ -80,7 +82,7 @@ def main() -> None:
         moe.zero_grad()
         with FlopCounterMode(display=False) as counter:
             out = forward(x)
-        out.square().mean().backward()
+        out.square().sum().backward()
         return (
             out.detach(),
             [p.grad.clone() for p in moe.parameters()],
@@ -89,14 +91,18 @@ def main() -> None:
 
     dense, dense_gradients, dense_flops = run(moe.dense)
     sparse, sparse_gradients, sparse_flops = run(lambda x: moe.sparse(x)[0])
-    torch.testing.assert_close(sparse, dense, rtol=1e-4, atol=1e-6)
-    torch.testing.assert_close(sparse_gradients, dense_gradients, rtol=1e-4, atol=1e-6)
+    truth, true_gradients, _ = run(lambda x: gated(moe, x, capacity=TOKENS)[0])
+    for out, gradients in ((dense, dense_gradients), (sparse, sparse_gradients)):
+        torch.testing.assert_close(out, truth, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(gradients, true_gradients, rtol=1e-4, atol=1e-4)
 
     router = 2 * TOKENS * H * EXPERTS
     assert dense_flops == router + EXPERTS * 16 * TOKENS * H**2
     assert sparse_flops == router + K * 16 * TOKENS * H**2
     total = sum(p.numel() for p in moe.parameters())
-    active = total - (EXPERTS - K) * sum(p.numel() for p in moe.experts[0].parameters())
+    moe.zero_grad()
+    moe.sparse(x[:1])[0].square().sum().backward()
+    active = sum(p.numel() for p in moe.parameters() if p.grad.any())  # for one token
     print(f"{EXPERTS} experts, {K} for each token: {total:,} parameters, {active:,} at work")
     print("sparse equals dense in output and in all gradients")
     print(
@@ -105,12 +111,15 @@ def main() -> None:
 
     print("capacity C = ceil(f · k · tokens / e); choices dropped")
     with torch.no_grad():
-        for factor in (0.5, 1.0, 1.25, 2.0):
+        for factor in (0.5, 1.0, 1.1, 1.25):
             capacity = math.ceil(factor * K * TOKENS / EXPERTS)
             out, dropped = moe.sparse(x, capacity)
-            truth = gated(moe, x, capacity)
+            truth, gate = gated(moe, x, capacity)
             torch.testing.assert_close(out, truth, rtol=1e-4, atol=1e-6)
+            kept = gate.count_nonzero(dim=1)  # choices of each token
+            assert dropped == (K - kept).sum()
             same = torch.isclose(out, sparse, rtol=1e-4, atol=1e-6).all(dim=1)
+            assert torch.equal(same, kept == K)
             changed = TOKENS - same.sum().item()
             print(
                 f"  f = {factor:4}: C = {capacity:3}, {dropped:3} of {K * TOKENS:,} dropped,"

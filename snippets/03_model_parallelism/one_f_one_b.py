@@ -1,14 +1,14 @@
 """1F1B from send and recv: the gradients of GPipe, with at most p live micro-batches, not m.
 
-Rank r runs p-1-r forwards as a warm-up. Then it alternates between one forward and one
-backward, and at the end it runs the remaining backwards. While they alternate, two neighbours
-have a message for each other at the same moment, so each rank sends and receives in one batch
-(PipeDream-flush, Narayanan et al., 2021).
+Rank r runs p-1-r forwards as a warm-up, then one forward and one backward in turn, and then the
+remaining backwards. In the middle, two neighbours have a message for each other at the same
+moment, so each rank sends and receives in one batch (PipeDream-flush, Narayanan et al., 2021).
 """
 
 import os
 import sys
 import weakref
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -70,7 +70,7 @@ class OneFOneB:
     def backward(self, i: int, grad: torch.Tensor) -> torch.Tensor | None:
         """Run the backward of micro-batch i, and return the gradient of its input."""
         x, y = self.live.pop(i)
-        if y.requires_grad:  # False where this stage and all before it are frozen
+        if y.requires_grad:  # False on rank 0 if its stage is frozen
             torch.autograd.backward(y, None if self.rank == self.p - 1 else grad)
         return x.grad
 
@@ -132,14 +132,26 @@ def main() -> None:
     stage = whole[rank * share : (rank + 1) * share]
     truth = [parameter.grad.clone() for parameter in stage.parameters()]
 
+    order: list[str] = []
+    stage.register_forward_hook(lambda *_: order.append("F"))
+    next(stage.parameters()).register_post_accumulate_grad_hook(lambda _: order.append("B"))
+    start = dist.batch_isend_irecv
     for m in (2, M):  # fewer micro-batches than stages, and more
-        stage.zero_grad()
+        stage.zero_grad(), order.clear()
         pipeline = OneFOneB(stage, batch, target, m)
-        pipeline.step()
+        with mock.patch.object(dist, "batch_isend_irecv", wraps=start) as batches:
+            pipeline.step()
+        warm_up = min(p - 1 - rank, m)
+        steady = m - warm_up
+        assert order == warm_up * ["F"] + steady * ["F", "B"] + warm_up * ["B"]
+        # a message in each direction: with the next rank, and then with the previous one
+        pairs = sum(len(call.args[0]) == 2 for call in batches.call_args_list)
+        assert pairs == steady * (rank < p - 1) + max(0, steady - 1) * (rank > 0)
+        assert rank == p - 1 or pipeline.loss == 0
         dist.broadcast(pipeline.loss, p - 1)
         torch.testing.assert_close(pipeline.loss, true_loss.detach())
         for ours, theirs in zip(stage.parameters(), truth, strict=True):
-            torch.testing.assert_close(ours.grad, theirs)
+            torch.testing.assert_close(ours.grad, theirs, rtol=1e-4, atol=1e-8)
 
         assert pipeline.peak == min(p - rank, m)
         peaks: list = [None] * p
@@ -147,12 +159,16 @@ def main() -> None:
         if rank == 0:
             print(f"p = {p}, m = {m}: loss and gradients equal to the unsplit model")
             print(f"  most live micro-batches, rank 0 to {p - 1}: {' '.join(map(str, peaks))}")
-    try:
-        OneFOneB(stage, batch[:-1], target[:-1], M)  # 23 samples
-    except ValueError as error:
-        assert "do not divide" in str(error)
-    else:
-        raise AssertionError(f"{M} micro-batches of 23 samples are not equal")
+    wrong = [(stage, batch[:-1], "do not divide")]  # 23 samples
+    if rank == 0 < p - 1:
+        wrong.append((nn.Linear(HIDDEN, 1, device=device), batch, "must keep shape"))
+    for module, samples, message in wrong:
+        try:
+            OneFOneB(module, samples, target[: len(samples)], M).step()
+        except ValueError as error:
+            assert message in str(error)
+        else:
+            raise AssertionError(f"OneFOneB must raise an error: {message}")
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ The timelines are those of the simulator in schedules.py. Draws pipeline_orders.
 """
 
 import itertools
+import math
 
 import matplotlib
 import schedules
@@ -80,10 +81,25 @@ def main() -> None:
 
     in_order = sorted((begin, end) for *_, begin, end in naive)
     assert all(end == begin for (_, end), (begin, _) in itertools.pairwise(in_order))
-    for spans, steps in ((naive, P * M), (gpipe, M + P - 1), (one_f_one_b, M + P - 1)):
-        assert max(end for *_, end in spans) == 3 * steps  # a backward lasts two units
-        for rank in range(P):  # every rank does the same work in every order
-            assert sum(end - begin for r, _, begin, end in spans if r == rank) == 3 * M
+    for spans, unit, steps, kinds in (
+        (naive, M, P * M, P * ["FB"]),  # a unit: the forward of one piece of work
+        (gpipe, 1, M + P - 1, P * [M * "F" + M * "B"]),
+        (
+            one_f_one_b,
+            1,
+            M + P - 1,
+            [w * "F" + (M - w) * "FB" + w * "B" for w in reversed(range(P))],
+        ),
+    ):
+        assert math.isclose(idle(spans), 1 - M / steps)
+        for rank in range(P):
+            own = sorted((begin, end, kind) for r, kind, begin, end in spans if r == rank)
+            assert "".join(kind for *_, kind in own) == kinds[rank]
+            for begin, end, kind in own:  # a backward lasts two units
+                assert end - begin == unit * (1 if kind == "F" else 2)
+            assert all(old[1] <= new[0] for old, new in itertools.pairwise(own))
+            # forwards go down the ranks, and backwards go up
+            assert own[0][0] == unit * rank and own[-1][1] == 3 * steps - 2 * unit * rank
 
     orders = {}
     for name, spans, unit in (

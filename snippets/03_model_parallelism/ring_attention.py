@@ -6,14 +6,14 @@ at any time (Liu et al., 2023). In backward the blocks go around again, followed
 gradients that they have collected. The program compares output and gradients with attention
 over the whole sequence in one process, and counts what a rank sends and keeps.
 
-Sums are kept in fp32, and messages have the dtype of the keys. In bf16 the result is therefore
-no further from float64 than that of torch's attention over the whole sequence. In production, a
-fused kernel computes each block. Chapter 10 has one.
+Sums are kept in fp32, and messages have the dtype of the keys. In bf16, the only error of the
+output is its own rounding. A fused kernel (see chapter 10) computes each block in production.
 """
 
 import math
 import os
 import sys
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -121,42 +121,55 @@ def compare(group: dist.ProcessGroup, device: torch.device) -> None:
     global sent
     rank, n = dist.get_rank(group), dist.get_world_size(group)
     torch.manual_seed(0)
-    whole = [torch.randn(B, HEADS, S, D, device=device, requires_grad=True) for _ in range(3)]
+    whole = [torch.randn(B, HEADS, S, D, device=device) for _ in range(3)]
+    whole[0][:, 0] *= 40  # the exponentials of the scores of this head overflow
+    for x in whole:
+        x.requires_grad_()
     truth = F.scaled_dot_product_attention(*whole)
     d_out = torch.randn_like(truth)
     truth.backward(d_out)
 
     ours = [x.detach().chunk(n, dim=2)[rank].clone().requires_grad_() for x in whole]
     kept: list[int] = []
-    hooks = torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.nbytes) or x, id)
-    large = 40 * ours[0].detach(), *ours[1:]  # the exponentials of such scores overflow
-    with hooks:  # to count what it keeps
-        out = RingAttention.apply(*large, group)
-    true = F.scaled_dot_product_attention(40 * whole[0], *whole[1:]).chunk(n, dim=2)[rank]
-    torch.testing.assert_close(out, true, rtol=1e-4, atol=1e-4)
+    hooks = torch.autograd.graph.saved_tensors_hooks(
+        lambda x: kept.append(x.nbytes) or x, lambda x: x
+    )  # to count what it keeps
     sent = 0
-    out = RingAttention.apply(*ours, group)
-    forward, sent = sent, 0
-    out.backward(d_out.chunk(n, dim=2)[rank])
+    with hooks, mock.patch.object(torch, "exp", wraps=torch.exp) as exp:
+        out = RingAttention.apply(*ours, group)
+        forward, sent = sent, 0
+        out.backward(d_out.chunk(n, dim=2)[rank])
     backward = sent
+    tile, column = 4 * B * HEADS * (S // n) ** 2, 4 * B * HEADS * S // n
+    sizes = [call.args[0].nbytes for call in exp.call_args_list]
+    assert sizes == n * [tile, column] + n * [tile]  # one block of scores at a time
 
-    torch.testing.assert_close(out, truth.chunk(n, dim=2)[rank], rtol=1e-4, atol=1e-5)
-    for mine, full in zip(ours, whole, strict=True):
-        torch.testing.assert_close(
-            mine.grad, full.grad.chunk(n, dim=2)[rank], rtol=1e-4, atol=1e-5
-        )
+    pairs = (out, truth), *((x.grad, y.grad) for x, y in zip(ours, whole, strict=True))
+    for mine, full in pairs:
+        part = full.chunk(n, dim=2)[rank]
+        torch.testing.assert_close(mine[:, 1:], part[:, 1:], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(mine[:, 0], part[:, 0], rtol=1e-4, atol=5e-3)
     size = 4 * B * S * HEADS * D  # S, the bytes of Q, of K, of V or of the output
     assert forward == 2 * (n - 1) * size // n and backward == 2 * forward
     assert sum(kept) == (4 * size + 4 * B * HEADS * S) // n
     if rank == 0:
         print(
             f"{n:5}  {S // n:11}  {forward / KIB:10.0f} KiB  {backward / KIB:10.0f} KiB"
-            f"  {sum(kept) / KIB:6.0f} KiB  {4 * B * HEADS * (S // n) ** 2 / KIB:7.0f} KiB"
+            f"  {sum(kept) / KIB:6.0f} KiB  {max(sizes) / KIB:7.0f} KiB"
         )
+    tiny = [x.detach()[:, :, :2].clone().requires_grad_() for x in ours]
+    loss = RingAttention.apply(*tiny, group).square().sum()
+    (slope,) = torch.autograd.grad(loss, tiny[0], create_graph=True)
+    try:
+        slope.sum().backward()
+    except RuntimeError:
+        return
+    raise AssertionError("the second derivative is wrong")
 
 
 def errors_in_bf16(group: dist.ProcessGroup, device: torch.device) -> None:
     """Print the distance of output and gradients from float64, for the ring and for torch."""
+    global sent
     rank, n = dist.get_rank(group), dist.get_world_size(group)
     torch.manual_seed(0)
     *inputs, d_out = torch.randn(4, 1, 1, S, D, device=device).bfloat16()
@@ -170,12 +183,18 @@ def errors_in_bf16(group: dist.ProcessGroup, device: torch.device) -> None:
     def ours(x):
         return x.chunk(n, dim=2)[rank].contiguous()
 
-    sdpa = F.scaled_dot_product_attention
+    def ring(*x):
+        with torch.autocast(device.type, torch.bfloat16):  # sums are in fp32 here, too
+            return RingAttention.apply(*x, group)
+
+    sent, sdpa = 0, F.scaled_dot_product_attention
     truth = results(torch.float64, sdpa, cut=lambda x: x)
     found = {
-        "this ring": results(torch.bfloat16, lambda *x: RingAttention.apply(*x, group), ours),
+        "this ring": results(torch.bfloat16, ring, ours),
         "torch, one process": map(ours, results(torch.bfloat16, sdpa, cut=lambda x: x)),
+        "rounding alone": [ours(true).bfloat16() for true in truth],
     }
+    assert sent == 6 * (n - 1) * S * D * 2 // n  # two bytes for each element
     off = {}
     for name, tensors in found.items():
         squares = [
@@ -187,8 +206,9 @@ def errors_in_bf16(group: dist.ProcessGroup, device: torch.device) -> None:
         off[name] = (total[:, 0] / total[:, 1]).sqrt()
         if rank == 0:
             print(f"  {name:18} " + "  ".join(f"≈{x:.2%}" for x in off[name].tolist()))
-    ring, whole = off.values()
-    assert (ring < 2 * whole).all(), (ring, whole)
+    found, whole, rounding = off.values()
+    assert (found < 2 * whole).all(), (found, whole)
+    assert (found[:2] < 1.1 * rounding[:2]).all()  # dK and dV are rounded on every rank
 
 
 def init_distributed() -> torch.device:

@@ -218,6 +218,7 @@ def main() -> None:
 
     if rank == 0:
         print(f"t = {t}, bsh = {B * S * H:,} elements, fp32")
+    normed: list[torch.Size] = []  # the shapes of the norms' outputs
     for name, enter, leave, tokens in (
         ("TP", CopyToRanks, SumOverRanks, slice(None)),
         ("TP + SP", GatherTokens, ScatterSum, slice(rank * S // t, (rank + 1) * S // t)),
@@ -225,13 +226,16 @@ def main() -> None:
         block = Block().to(device)
         block.load_state_dict(weights)
         block.cut(enter, leave)
+        for norm in (block.norm1, block.norm2):
+            norm.register_forward_hook(lambda norm, inputs, out: normed.append(out.shape))
         mine = x[:, tokens].clone().requires_grad_()  # [b, s, h] or [b, s/t, h]
-        calls.clear()
+        calls.clear(), normed.clear()
         dist.barrier()
         begin = bytes_written()
         output = block(mine)
         output.square().sum().backward()
         end = bytes_written()
+        assert normed == [mine.shape, mine.shape]  # a rank norms its own tokens only
         if name == "TP + SP":
             sum_norm_gradients(block)
         torch.testing.assert_close(output, expected[:, tokens])

@@ -216,6 +216,7 @@ def main() -> None:
     torch.testing.assert_close(output, expected)
     torch.testing.assert_close(x_ours.grad, x_whole.grad, rtol=1e-4, atol=1e-4)
     gradients = dict(whole.named_parameters())
+    assert [name for name, _ in ours.named_parameters()] == list(gradients)
     for name, parameter in ours.named_parameters():
         part = shard_like(parameter.grad, gradients[name].grad)
         torch.testing.assert_close(parameter.grad, part, rtol=1e-4, atol=1e-3)
@@ -223,9 +224,8 @@ def main() -> None:
     assert set(elements_reduced) == {B * S * H}
     if rank == 0:
         kept, full = (sum(p.numel() for p in block.parameters()) for block in (ours, whole))
-        print(
-            f"t = {t}: {kept:,} of {full:,} parameters and {HEADS // t} of {HEADS} heads a rank"
-        )
+        heads = len(ours.q.weight) // (H // HEADS)
+        print(f"t = {t}: {kept:,} of {full:,} parameters and {heads} of {HEADS} heads a rank")
         print(f"every all-reduce has bsh = {B * S * H:,} elements")
         formula = 2 * 2 * (t - 1) / t * 4 * B * S * H / 1024  # two all-reduces in 4 bytes
         print(f"           all-reduces   KiB sent by a rank: formula {formula:.0f}")
@@ -238,6 +238,17 @@ def main() -> None:
             print(f"  {('forward', 'backward')[phase]:8}{count:13}   counted {sent}")
         count = len(gradients)
         print(f"output, gradient of the input and {count} gradients of parameters: equal")
+
+    # the second derivatives, too, here of frozen layers without biases
+    linears = [nn.Linear(H, H, bias=False).to(device).requires_grad_(False) for _ in range(2)]
+    cut = [ColumnParallel(linears[0]), RowParallel(linears[1])]
+    assert not any(p.requires_grad for layer in cut for p in layer.parameters())
+    second: list[torch.Tensor] = []
+    for enter, (up, down) in ((whole.enter, linears), (ours.enter, cut)):
+        loss = down(F.gelu(up(enter(x_ours)))).square().sum()
+        (slope,) = torch.autograd.grad(loss, x_ours, create_graph=True)
+        second += torch.autograd.grad(slope.square().sum(), x_ours)
+    torch.testing.assert_close(*second, rtol=1e-4, atol=1e-4)
 
 
 if __name__ == "__main__":

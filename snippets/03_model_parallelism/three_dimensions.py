@@ -7,6 +7,7 @@ half of the batch.
 """
 
 import copy
+import itertools
 import os
 import sys
 
@@ -97,10 +98,15 @@ def main() -> None:
     schedule = Schedule1F1B(stage, MICRO_BATCHES, loss_fn=loss_of)
     # --8<-- [end:compose]
     optimizer = torch.optim.SGD(stage_model.parameters(), lr=0.2, momentum=0.9)
+    live: list[int] = []  # +1 for a forward, -1 for a backward of a micro-batch
+    stage_model.register_forward_hook(lambda *_: live.append(1))
+    norm = stage_model[0].norm.weight
+    norm.register_post_accumulate_grad_hook(lambda _: live.append(-1))
     optimizer_alone = torch.optim.SGD(whole.parameters(), lr=0.2, momentum=0.9)
 
     losses, losses_alone = [], []
     for x in batches:
+        live.clear()
         # --8<-- [start:step]
         mine = x.chunk(DP)[dp]  # both ranks of a tp group have the same tokens
         optimizer.zero_grad()
@@ -122,6 +128,8 @@ def main() -> None:
         optimizer_alone.step()
         losses_alone.append(loss.detach())
 
+    # 1F1B: at most two live micro-batches on the first stage, and one on the last
+    assert len(live) == 2 * MICRO_BATCHES and max(itertools.accumulate(live)) == PP - pp
     if losses:  # the last stage has them
         assert len(micro) == MICRO_BATCHES
         torch.testing.assert_close(losses, losses_alone, rtol=1e-4, atol=1e-6)

@@ -3,13 +3,14 @@
 Attention treats each head separately, and all other operations treat each token separately. So
 cut by tokens everywhere, and by heads inside attention: an all-to-all of Q, K and V before it,
 and one of the output after it (Jacobs et al., 2023). Every attention kernel and every mask
-works unchanged, because each rank has whole sequences. Each rank sends only 1/n of a tensor.
+works unchanged, because each rank has whole sequences. A rank sends less than 1/n of a tensor.
 The number of ranks cannot exceed the number of heads. Forward and backward are compared with
 one process.
 """
 
 import os
 import sys
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -89,14 +90,21 @@ def main() -> None:
     truth = F.scaled_dot_product_attention(*whole, is_causal=True)
     d_out = torch.randn_like(truth)
     truth.backward(d_out)
+    torch.testing.assert_close(truth[:, :, 0], whole[2][:, :, 0])  # token 0 sees only itself
 
     ours = [x.detach().chunk(n, dim=2)[rank].clone().requires_grad_() for x in whole]
-    with CommDebugMode() as mode:
+    kernel = mock.patch.object(
+        F, "scaled_dot_product_attention", wraps=F.scaled_dot_product_attention
+    )
+    with CommDebugMode() as mode, kernel as attention:
         out = ulysses_attention(*ours)
         forward, sent = sent, 0
         out.backward(d_out.chunk(n, dim=2)[rank])
     backward = sent
     assert mode.get_comm_counts() == {torch.ops.c10d.alltoall_base_: 8}  # and nothing else
+    (call,) = attention.call_args_list
+    shapes = [list(x.shape) for x in call.args]
+    assert shapes == 3 * [[B, HEADS // n, S, D]]  # some heads of all tokens
 
     torch.testing.assert_close(out, truth.chunk(n, dim=2)[rank], rtol=1e-4, atol=1e-5)
     for mine, full in zip(ours, whole, strict=True):
@@ -108,7 +116,7 @@ def main() -> None:
     if rank == 0:
         print(f"{n} ranks: output, dQ, dK and dV equal attention in one process")
         print(f"  on each rank [b, heads, s/n, d] {list(ours[0].shape)}", end=" ")
-        print(f"became {[B, HEADS // n, S, D]}")
+        print(f"became {shapes[0]}")
         print(f"  sent forward {forward // KIB} KiB, backward {backward // KIB} KiB", end=" ")
         print(f"= 4(n-1)/n² of {size // KIB} KiB each")
         print("sent forward and backward, in units of bsh × bytes per element")

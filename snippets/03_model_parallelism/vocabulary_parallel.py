@@ -6,9 +6,11 @@ ranks: the largest logit, the sum of the exponentials, and the logit of the targ
 gradients equal those of F.cross_entropy on one process.
 """
 
+import math
 import os
 import sys
 from pathlib import Path
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -132,14 +134,16 @@ def main() -> None:
     torch.manual_seed(0)
     table, mixer = torch.randn(V, H).to(device), torch.randn(H, H).to(device)
     tokens, targets = torch.randint(V, (2, B, S)).to(device)
+    targets[:, ::5] = -100  # every fifth token has no target
 
     # one process; the mixer takes the place of the layers
     whole = table.clone().requires_grad_()
     hidden = torch.tanh(F.embedding(tokens, whole) @ mixer)
     expected = F.cross_entropy((hidden @ whole.T).flatten(0, 1), targets.flatten())
-    expected.backward()
+    (3 * expected).backward()  # the loss is one part of a sum
 
     shard = table.chunk(t)[rank].clone().requires_grad_()
+    reduce = mock.patch.object(dist, "all_reduce", wraps=dist.all_reduce).start()
     embedded = embed(tokens, shard)
     torch.testing.assert_close(embedded, F.embedding(tokens, table))
     hidden = torch.tanh(embedded @ mixer)
@@ -150,10 +154,12 @@ def main() -> None:
     marks.append(bytes_written())
     torch.testing.assert_close(gathered_loss(logits.detach(), targets), loss.detach())
     marks.append(bytes_written())
-    loss.backward()
+    (3 * loss).backward()
+    reduced = [call.args[0].numel() for call in reduce.call_args_list]
+    assert reduced == [B * S * H, *3 * [B * S], B * S * H]  # embedding, loss, f in backward
 
     torch.testing.assert_close(loss.detach(), expected.detach())
-    torch.testing.assert_close(shard.grad, whole.grad.chunk(t)[rank])
+    torch.testing.assert_close(shard.grad, whole.grad.chunk(t)[rank], rtol=1e-4, atol=1e-7)
     again = VocabularyParallelLoss.apply(logits, targets)
     try:
         torch.autograd.grad(again, logits, create_graph=True)
@@ -164,8 +170,12 @@ def main() -> None:
     large = VocabularyParallelLoss.apply(100 * logits.detach(), targets)  # exp overflows
     true = F.cross_entropy((100 * hidden @ table.T).flatten(0, 1), targets.flatten())
     torch.testing.assert_close(large, true.detach())
+    half = logits.detach()[:1].bfloat16()  # its exponentials are summed in fp32
+    of_half, true = VocabularyParallelLoss.apply(half, targets[:1]), half.float()
+    torch.testing.assert_close(of_half, gathered_loss(true, targets[:1]))
     if rank == 0:
         three, gather = 3 * 2 * (t - 1) / t * 4 * B * S, (t - 1) / t * 4 * B * S * V
+        assert math.isclose(gather, V / 6 * three)
         print(f"t = {t}: rank 0 has tokens 0 to {V // t - 1} of {V}")
         print(f"loss {loss.item():.4f}, one process {expected.item():.4f}")
         print("embedding, loss, gradient of the tied table: equal")
