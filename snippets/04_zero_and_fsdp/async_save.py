@@ -39,6 +39,7 @@ class SlowDisk(dcp.FileSystemWriter):
     ready = threading.Event()
 
     def write_data(self, plan, planner):
+        assert threading.current_thread() is not threading.main_thread()
         if not self.ready.wait(PATIENCE):
             raise RuntimeError("training waited for the disk: the save was not asynchronous")
         return super().write_data(plan, planner)
@@ -108,7 +109,7 @@ def main() -> None:
     for _ in range(2):
         step(model, optimizer)
     of_the_call = [p.to_local().clone() for p in model.parameters()]
-    moments = copy.deepcopy([optimizer.state[p]["exp_avg"] for p in model.parameters()])
+    moments = copy.deepcopy([optimizer.state[p] for p in model.parameters()])
 
     # --8<-- [start:save]
     writers = dist.new_group(backend="gloo")  # only the thread uses this group
@@ -137,8 +138,10 @@ def main() -> None:
     for loaded, then, now in zip(fresh.parameters(), of_the_call, changed, strict=True):
         assert torch.equal(loaded.to_local(), then) and not torch.equal(then, now)
     for parameter, then in zip(fresh.parameters(), moments, strict=True):
-        loaded = fresh_optimizer.state[parameter]["exp_avg"]
-        assert torch.equal(loaded.to_local(), then.to_local())
+        loaded = fresh_optimizer.state[parameter]
+        assert loaded.keys() == then.keys() and loaded["step"] == 2
+        for moment in ("exp_avg", "exp_avg_sq"):
+            assert torch.equal(loaded[moment].to_local(), then[moment].to_local())
     show("the checkpoint has the parameters and moments of the call, bit for bit")
     show(f"the model has other parameters after {STEPS} more steps")
 
@@ -151,6 +154,7 @@ def main() -> None:
     except CheckpointException as error:  # a BaseException: `except Exception` misses it
         cause, _ = error.failures[0]
         show(f"on a full disk, result() raises {type(error).__name__}: {cause}")
+        assert not isinstance(error, Exception)
     # --8<-- [end:full]
     else:
         raise AssertionError("the full disk was not noticed")

@@ -160,6 +160,7 @@ def main() -> None:
     else:
         reference = torch.load("reference.pt")
 
+    assert not torch.equal(whole(model)[0], reference["end"][0])  # this is a new model
     step = load(model, optimizer)
     assert step == SAVED_AT and digests(model, optimizer) == reference["saved"]
     assert optimizer.param_groups[0]["lr"] == RATE / 2  # only set_state_dict sets it

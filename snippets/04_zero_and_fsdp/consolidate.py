@@ -73,7 +73,7 @@ def main() -> None:
         torch.save(whole, "gathered.pt")
 
     # The second way, later and in one process. Every rank has written its shards before.
-    dcp.save({"model": get_model_state_dict(model)}, checkpoint_id="checkpoint")
+    dcp.save({"model": get_model_state_dict(model), "step": 0}, checkpoint_id="checkpoint")
     if rank == 0:
         dcp_to_torch_save("checkpoint", "converted.pt")
     # --8<-- [end:one_file]
@@ -84,7 +84,10 @@ def main() -> None:
         print(f"entries of the full state dict on each rank: {entries}")
         for name in ("gathered.pt", "converted.pt"):
             state = torch.load(name)
-            state = state["model"] if name == "converted.pt" else state  # as it was saved
+            if name == "converted.pt":  # it contains all entries of the folder
+                assert state["step"] == 0
+                state = state["model"]
+            assert all(type(x) is torch.Tensor and x.is_cpu for x in state.values())
             plain = Net()
             plain.load_state_dict(state)  # no torch.distributed from here on
             torch.testing.assert_close(plain(x.cpu()), expected)
@@ -93,6 +96,7 @@ def main() -> None:
                 assert torch.equal(loaded, initial)
             size = sum(tensor.nbytes for tensor in state.values())
             print(f"{name:13} {size:,} bytes of tensors; equal in a plain model")
+        assert len(model.up.weight.to_local()) == -(-4 * WIDTH // n)  # this rank's rows
         shards = [file.stat().st_size for file in Path("checkpoint").glob("*.distcp")]
         assert len(shards) == n and max(shards) < 1.2 * sum(shards) / n  # from every rank
         print(f"sum over the sharded files ≈{sum(shards):,} bytes")

@@ -74,17 +74,16 @@ def main() -> None:
     inputs = torch.randn(BATCH, H).to(device)
     targets = torch.arange(8.0, device=device)
     models = {clip: copy.deepcopy(alone) for clip in (clip_by_own_norm, clip_by_common_norm)}
-    whole = (alone(inputs) - targets).square().mean()
-    whole.backward()
+    (alone(inputs) - targets).square().mean().backward()
     clip_by_common_norm(alone)
     truth = torch.cat([p.grad.flatten() for p in alone.parameters()])
     if rank == 0:
         print(f"one process: norm after clipping {truth.norm():.4f}")
     for clip, model in models.items():
         fully_shard(model, mesh=mesh)
-        loss = (model(inputs[rank::n]) - targets).square().mean()
-        assert n == 1 or not torch.isclose(loss, whole)  # each rank has other rows
-        loss.backward()
+        mine = inputs[rank::n]
+        assert len(mine) == BATCH // n  # the mean gradient is right only if no row is missing
+        (model(mine) - targets).square().mean().backward()
         clip(model)
         ours = torch.cat([p.grad.full_tensor().flatten() for p in model.parameters()])
         for p in model.parameters():
@@ -95,6 +94,8 @@ def main() -> None:
         cosine = torch.cosine_similarity(ours, truth, dim=0)
         equal = torch.allclose(ours, truth, rtol=1e-4, atol=1e-6)
         assert equal == (clip is clip_by_common_norm or n == 1)  # one rank has no other shard
+        limit = MAX_NORM * (n**0.5 if clip is clip_by_own_norm else 1)  # of the whole gradient
+        assert torch.isclose(ours.norm(), torch.tensor(limit, device=device), rtol=1e-4)
         if rank == 0:
             print(
                 f"{clip.__name__}: norm {ours.norm():.4f}, cosine with one process {cosine:.4f}"
@@ -106,6 +107,9 @@ def main() -> None:
     # --8<-- [end:item]
     right = alone[0].weight.detach().norm().item()
     assert abs(whole - right) < 1e-4 and (own < whole - 0.1 or n == 1)
+    squares = torch.tensor(own**2, device=device)
+    dist.all_reduce(squares)
+    assert abs(squares.sqrt().item() - right) < 1e-4  # .item() is the norm of this rank's rows
     if rank == 0:
         print(f"norm of a weight: one process {right:.4f}")
         print(f"  .item() on rank 0 {own:.4f}, .full_tensor().item() {whole:.4f}")

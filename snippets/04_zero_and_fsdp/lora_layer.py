@@ -8,6 +8,8 @@ gradient and two moments. The output lists the bytes of both parts in mixed prec
 Draws lora_layer.svg.
 """
 
+import re
+
 H, R = 128, 16
 UNIT, LEFT, TOP = 1.1, 150, 46  # pixels per row or column
 INK, MUTED, BLUE, ORANGE = "#1f2937", "#52525b", "#0b6e99", "#c2410c"
@@ -72,8 +74,12 @@ def main() -> None:
         "</svg>",
         "",
     ]
+    svg = "\n".join(parts)
+    boxes = re.findall(r'width="([\d.]+)" height="([\d.]+)"', svg)
+    drawn = [(round(float(x) / UNIT), round(float(y) / UNIT)) for x, y in boxes]
+    assert drawn == [(H, H), (H, R), (R, H)]  # columns and rows of W, A and B
     with open("lora_layer.svg", "w", encoding="utf-8") as file:
-        file.write("\n".join(parts))
+        file.write(svg)
 
 
 if __name__ == "__main__":

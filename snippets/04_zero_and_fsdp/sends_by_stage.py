@@ -110,7 +110,10 @@ def check(step: Step, name: str) -> None:
     during_backward = [start < end["B", 1] for _, _, _, start, _ in reduces]
     # the gradient of layer 1 is ready only when backward ends
     assert during_backward == ([False] if name == "ZeRO-1" else [True] * (LAYERS - 1) + [False])
+    ends = {"DDP": 12.0, "ZeRO-1": 15.5, "ZeRO-2": 13.5, "ZeRO-3": 12.5}  # counted by hand
+    assert max(step.free.values()) == ends[name]
     (adam,) = (bar for bar in step.bars if bar[1] == "Adam")
+    assert (adam[4] - adam[3] < FORWARD) == (name != "DDP")
     assert adam[3] >= reduces[-1][4]
     for _, _, _, start, last in gathers:
         assert start >= adam[4] if name in ("ZeRO-1", "ZeRO-2") else last <= adam[3]

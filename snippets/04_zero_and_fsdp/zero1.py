@@ -160,6 +160,9 @@ def main() -> None:
     for model in (ours, ddp.module):
         for parameter, truth in zip(model.parameters(), alone.parameters(), strict=True):
             torch.testing.assert_close(parameter, truth)
+    (flat,) = runs["ZeRO-1"][1].flats
+    memory = {x.untyped_storage().data_ptr() for x in (flat.shard, *ours.parameters())}
+    assert memory == {flat.whole.data_ptr()}  # all are views of one tensor
     ours[0].bias.grad = None
     try:
         runs["ZeRO-1"][1].step()
@@ -170,18 +173,23 @@ def main() -> None:
     if rank == 0:
         print(f"N = {n}, Ψ = {psi:,}; after {STEPS} steps of Adam all three models are equal")
         print("moments on rank 0, and elements that a rank sends in a step, in units of Ψ:")
-    for name, (_, optimizer, _, times) in runs.items():
+    for name, (model, optimizer, _, times) in runs.items():
         dist.all_reduce(sent[name])  # a broadcast loads the ranks unequally: take the mean
         mean, formula = sent[name].item() / n, times * ring
         assert not counted or formula <= mean <= 1.05 * formula + 0.05, (name, mean)
+        inner = getattr(optimizer, "optimizer", getattr(optimizer, "optim", optimizer))
+        on_ranks = [0] * n
+        dist.all_gather_object(on_ranks, state_bytes(inner) // (2 * ELEMENT))
+        if model is ddp:  # each parameter is on one rank
+            assert sum(on_ranks) == psi
+            assert n != 4 or sorted(on_ranks) == [61, 1000, 61_000, 61_000]
+        else:  # equal shards, with padding
+            assert on_ranks == [-(-psi // n) if model is ours else psi] * n
         if rank == 0:
-            inner = getattr(optimizer, "optimizer", getattr(optimizer, "optim", optimizer))
-            moments = state_bytes(inner) / (ELEMENT * psi)
+            moments = 2 * on_ranks[0] / psi
             measured = f"≈{mean:.2f}" if counted else "not counted"
             print(f"{name}: moments {moments:.3f}")
             print(f"  sends {measured}, formula {times}(N-1)/N = {formula:.2f}")
-    moments = state_bytes(runs["ZeRO-1"][1].optimizer) / (ELEMENT * psi)
-    assert abs(moments - 2 / n) < 1e-4  # and some padding
 
 
 if __name__ == "__main__":

@@ -68,6 +68,10 @@ def draw() -> None:
         axes.text(*at, words, color=colour)
         gaps = [abs(math.log(per_rank(7.5, at[0], each) / at[1])) for each in range(4)]
         assert gaps[stage] == min(gaps)  # the label is nearest to its own curve
+    for n, published in PUBLISHED.items():  # the curves go through the values of the paper
+        curves = [line.get_ydata()[ranks.index(n)] for line in axes.lines]
+        for value, cell in zip(curves, ["120", *published.split()[:3]], strict=True):
+            assert how_printed(value, cell)
     axes.axhline(80, color="#15803d", linestyle="--", linewidth=1.2)
     axes.text(1100, 72, "80 GB", color="#15803d", ha="right", va="top")
     axes.set(xscale="log", yscale="log", xlabel="ranks N", ylabel="model state per rank (GB)")
