@@ -73,12 +73,10 @@ def draw(tiles: dict[str, Callable[[int, int], int]]) -> None:
 
 def main() -> None:
     lanes = range(LANES)
-    print("stride in words        1   2   3   4   5   8  16  17  31  32  33  64")
     strides = (1, 2, 3, 4, 5, 8, 16, 17, 31, 32, 33, 64)
-    print(
-        "passes             "
-        + "".join(f"{passes([lane * s for lane in lanes]):4}" for s in strides)
-    )
+    counts = [passes([lane * s for lane in lanes]) for s in strides]
+    print("stride in words    " + "".join(f"{s:4}" for s in strides))
+    print("passes             " + "".join(f"{count:4}" for count in counts))
     for stride in range(1, 129):
         assert passes([lane * stride for lane in lanes]) == math.gcd(stride, BANKS)
     print("strides 1 to 128: equal to gcd(stride, 32)")
@@ -107,7 +105,9 @@ def main() -> None:
         print(f"{name:24} {by_row.pop():7} {by_column.pop():10} {bytes_used:7,}")
         # each element has its own word, or `passes` would count a broadcast
         words = {index(r, c) for r in lanes for c in lanes}
-        assert len(words) == 32 * 32 and words <= set(range(bytes_used // 4))
+        assert len(words) == 32 * 32
+        pitch = bytes_used // (4 * 32)  # each element stays in its own row
+        assert all(index(r, c) // pitch == r for r in lanes for c in lanes)
 
     indices = {"pitch 32": tiles["pitch 32"], "pitch 33": tiles["pitch 33 (padded)"]}
     draw(indices | {"swizzled": swizzle})

@@ -26,7 +26,7 @@ def main() -> None:
     torch.manual_seed(0)
     for n in (1 << 8, 1 << 14):
         x = torch.randn(n, device=device)
-        print(f"{n:,} elements")
+        print(f"{x.numel():,} elements")
         for statement in VARIANTS:
             y = eval(statement)  # check the result before the time is measured
             torch.testing.assert_close(y, torch.where(x < 1, 1 - x, 0))
@@ -41,9 +41,15 @@ def main() -> None:
             print(f"half of all from ≈{1e6 * low:.1f} to ≈{1e6 * high:.1f} µs")
             # --8<-- [end:median]
     first, second = (measure("x + 1", x) for _ in range(2))
-    assert first.times != second.times  # two measurements, not one that is printed twice
+    assert first.task_spec == second.task_spec and first.times != second.times
     print(f"{second.task_spec.stmt} twice: ≈{1e6 * first.median:.2f} µs", end=", ")
     print(f"then ≈{1e6 * second.median:.2f} µs")
+    calls = torch.zeros_like(x)  # each call adds 1 to all elements
+    counted = measure("x.add_(1)", calls)
+    assert len(calls.unique()) == 1, "the statement does not use the whole tensor"
+    runs = counted.number_per_run * len(counted.times)
+    assert calls[0] > runs, "the Timer does not warm up"
+    assert counted.mean * runs > 0.049, "the Timer stops too early"
     threads: list[int] = []
     torch.set_num_threads(2)  # the Timer changes this number while it measures
     statement = "threads.append(torch.get_num_threads())"
@@ -53,8 +59,10 @@ def main() -> None:
     torch.set_num_threads(1)  # the Timer also uses one thread
     square = torch.randn(64, 64, device=device)
     call, *later = (timeit.timeit(lambda: torch.linalg.qr(square), number=1) for _ in range(20))
+    later_call = statistics.median(later)
+    assert call > 4 * later_call, "an earlier call has initialized the library"
     print(f"torch.linalg.qr: the first call ≈{1e6 * call:,.0f} µs", end=", ")
-    print(f"a later one ≈{1e6 * statistics.median(later):,.0f} µs")
+    print(f"a later one ≈{1e6 * later_call:,.0f} µs")
 
 
 if __name__ == "__main__":

@@ -7,6 +7,8 @@ Look at the column `bound by`. The last lines show what a lower clock changes, a
 kernel loses if it does not load and compute at the same time. The program draws roofline.svg.
 """
 
+import math
+
 import matplotlib
 
 matplotlib.use("svg")
@@ -78,18 +80,22 @@ def draw() -> None:
     figure, axes = plt.subplots(figsize=(7, 5))
     figure.subplots_adjust(left=0.105, right=0.62, bottom=0.11, top=0.98)
     colours = {"B200": "#7c3aed", "H100 SXM": "#0b6e99", "A100 80 GB": "#15803d"}
-    left, right = 0.08, 10000
+    left, right, roofs = 0.08, 10000, {}
     for name, colour in colours.items():
         tflops, gb = DEVICES[name]
         corner = ridge(tflops, gb)
-        axes.plot([left, corner, right], [left * gb / 1000, tflops, tflops], color=colour, lw=2)
+        roofs[name] = [left * gb / 1000, tflops, tflops]
+        assert math.isclose(tflops / corner, gb / 1000)  # the slope ends at the corner
+        axes.plot([left, corner, right], roofs[name], color=colour, lw=2)
         style = {"color": colour, "va": "center", "clip_on": False}
         axes.text(left * 0.85, left * gb / 1000, name.split()[0], ha="right", **style)
         axes.text(right * 1.2, tflops, f"{tflops:,} TFLOP/s, {gb:,} GB/s", fontsize=11, **style)
     offsets = {"decode, batch 1": (14, -17), "decode, batch 64": (14, -17),
                "matmul 1024": (-2, -13), "matmul 8192": (-42, 12)}  # fmt: skip
+    low, _, top = roofs["H100 SXM"]
     for name, (flops, moved) in operations().items():
         x, y = flops / moved, attainable(flops / moved, *DEVICES["H100 SXM"])
+        assert math.isclose(y, min(top, x * low / left)), "the point is on the drawn roof"
         axes.plot(x, y, "o", color="#c2410c", markersize=6)
         axes.annotate(
             name, (x, y), textcoords="offset points", xytext=offsets.get(name, (14, -8)),
@@ -111,7 +117,9 @@ def main() -> None:
     for name, (flops, moved) in operations().items():
         intensity = flops / moved
         bound = "compute" if intensity > ridge(tflops, gb) else "memory"
-        seconds = max(flops / (tflops * 1e12), moved / (gb * 1e9))
+        times = {"compute": flops / (tflops * 1e12), "memory": moved / (gb * 1e9)}
+        seconds = max(times.values())
+        assert times[bound] == seconds, "the longer time decides"
         share = attainable(intensity, tflops, gb) / tflops
         assert abs(seconds * attainable(intensity, tflops, gb) * 1e12 / flops - 1) < 1e-9
         print(f"{name:18} {intensity:8.2f}   {bound:>14} {1e6 * seconds:9.2f} µs {share:14.2%}")
@@ -123,8 +131,10 @@ def main() -> None:
     # a square product has n / 3 FLOPs per byte, so it reaches the ridge at n = 3 P / W
     for name, (tflops, gb) in DEVICES.items():
         if "fp32" not in name:
-            n = 3000 * tflops / gb
-            print(f"{name}: square products are bound by compute from n = {n:.0f}")
+            n = math.ceil(3000 * tflops / gb)
+            below, here = (matmul(m, m, m) for m in (n - 1, n))
+            assert below[0] / below[1] < ridge(tflops, gb) <= here[0] / here[1]
+            print(f"{name}: square products are bound by compute from n = {n}")
     batch = next(b for b in range(1, 10**5) if matmul_intensity(b) > 1000 * 989 / 3350)
     assert matmul_intensity(batch - 1) < 1000 * 989 / 3350 < matmul_intensity(batch)
     print(f"H100: a product with one 8192 × 8192 weight, from {batch} tokens at a time")
@@ -143,6 +153,8 @@ def main() -> None:
 def clocks(fast: int, slow: int) -> None:
     """Print how much slower three operations are on an H200 with a lower clock."""
     assert abs(132 * 4096 * 1.83e9 / 989e12 - 1) < 0.001  # the clock of the data sheet
+    low, high = (132 * 4096 * mhz * 1e6 / 4800e9 for mhz in (slow, fast))
+    assert low < 512 / 3 < high  # the second product is bound by compute at `slow` only
     for name, (flops, moved) in {
         "matmul 8192": matmul(8192, 8192, 8192),
         "matmul 512": matmul(512, 512, 512),

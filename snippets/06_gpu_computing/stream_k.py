@@ -2,13 +2,12 @@
 
 D [M, N] = A [M, K] B [K, N] is cut into tiles, and each tile into steps of 64 along K. A
 schedule says which block computes which steps. The program simulates four schedules: whole
-tiles, split-K, a persistent kernel and stream-K (Osama et al., arXiv 2301.03598). If stores
-took no time, the time of each schedule would follow a formula, and the program compares the
-two. It draws stream_k.svg.
+tiles, split-K, a persistent kernel and stream-K (Osama et al., arXiv 2301.03598). The
+program compares the time of each schedule with a formula. It draws stream_k.svg.
 """
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from functools import partial
 
 SMS, TILE_M, TILE_N, STEP = 132, 128, 256, 64
@@ -86,16 +85,27 @@ def run(blocks: list[list[Part]], steps: int, store: float = 0, overlap: bool = 
 # --8<-- [end:run]
 
 
+def formulas(tiles: int, steps: int, store: float = 0) -> dict:
+    """The time of each schedule. With stores, stream-K must have more than 264 tiles."""
+    rounds, even = math.ceil(tiles / SMS), math.ceil(tiles * steps / SMS)
+    added = 3 if tiles % SMS else 1  # reading a part costs 2 stores, writing the tile 1
+    return {
+        whole: rounds * (steps + store),
+        persistent: rounds * steps + store,
+        stream_k: even + added * store,
+    }
+
+
 def check() -> None:
-    """Each schedule computes each step once. Without stores, its time follows a formula."""
+    """Each schedule computes each step once, and its time follows a formula."""
+    near = partial(math.isclose, rel_tol=1e-9)
     for tiles in (1, 8, 131, 132, 133, 264, 272, 400, 529):
         for steps in (16, 61):
-            rounds, even = math.ceil(tiles / SMS), math.ceil(tiles * steps / SMS)
-            formulas = {whole: rounds * steps, persistent: rounds * steps, stream_k: even}
+            times = formulas(tiles, steps)
             for parts in (2, 4, 8):
                 blocks = math.ceil(tiles * parts / SMS) * math.ceil(steps / parts)
-                formulas[partial(split_k, parts=parts)] = blocks
-            for schedule, formula in formulas.items():
+                times[partial(split_k, parts=parts)] = blocks
+            for schedule, formula in times.items():
                 parts = [part for block in schedule(tiles, steps) for part in block]
                 done = sorted(
                     (tile, k) for tile, first, end in parts for k in range(first, end)
@@ -110,12 +120,18 @@ def check() -> None:
                 assert [tile // SMS for tile, *_ in block] == list(range(len(block)))
             work = [sum(end - k for _, k, end in block) for block in stream_k(tiles, steps)]
             assert max(work) - min(work) <= 1  # all SMs are busy until the end
-            near = partial(math.isclose, rel_tol=1e-9)
-            stored = run(whole(tiles, steps), steps, STORE, overlap=False)
-            assert near(stored, rounds * (steps + STORE))
-            assert near(run(persistent(tiles, steps), steps, STORE), rounds * steps + STORE)
+            begun = [sum(k > 0 for _, k, _ in block) for block in stream_k(tiles, steps)]
+            assert max(begun) <= 1  # a block writes at most one part that is read again
+            for schedule, formula in formulas(tiles, steps, STORE).items():
+                if schedule is not stream_k or tiles > 2 * SMS:
+                    overlap = schedule is not whole
+                    assert near(run(schedule(tiles, steps), steps, STORE, overlap), formula)
     # of two parts one writes 2 stores, and the other reads 2 and writes 1
     assert near(run(split_k(8, 16, 2), 16, STORE), 8 + 5 * STORE)
+    # of five parts four write 2 stores each, and the fifth reads 4 × 2 and writes 1
+    owners = Counter(tile for block in stream_k(32, 128) for tile, *_ in block)
+    assert {*owners.values()} == {5}
+    assert near(run(stream_k(32, 128), 128, STORE), 32 + 11 * STORE)
 
 
 def bars(blocks: list[list[Part]], sms: int) -> list[tuple[int, int, int, int]]:
@@ -150,6 +166,7 @@ def draw() -> None:
         panel = figure.add_subplot(grid[0, column])
         parts = bars(blocks, sms)
         assert max(start + length for _, start, length, _ in parts) == time
+        assert sum(length for _, _, length, _ in parts) == tiles * steps
         for sm, start, length, tile in parts:
             panel.broken_barh([(start, length)], (sm - 0.4, 0.8), color=colours[tile])
             middle = start + length / 2
@@ -169,6 +186,12 @@ def draw() -> None:
         times = [run(schedule(n, steps), steps, STORE, overlap) for n in counts]
         shares = [100 * n * steps / SMS / t for n, t in zip(counts, times, strict=True)]
         axes.plot(counts, shares, color=colour, linewidth=1.6, label=name)
+    for line, schedule in zip(axes.lines, (whole, persistent, stream_k), strict=True):
+        for n, share in zip(counts, line.get_ydata(), strict=True):
+            if schedule is not stream_k or n > 2 * SMS:
+                time = 100 * n * steps / SMS / share
+                assert abs(time - formulas(n, steps, STORE)[schedule]) <= 1  # one step
+            assert schedule is not stream_k or n <= SMS or 78.5 < share < 99.5
     axes.set(
         xlabel="tiles, K = 4,096", ylabel="SM time in use (%)", ylim=(0, 103), xlim=(0, 660)
     )

@@ -98,18 +98,26 @@ def main() -> None:
     device = torch.accelerator.current_accelerator() if on_gpu else torch.device("cpu")
     torch.manual_seed(0)
     for m, n, k in ((1, 1, 1), (31, 33, 17), (100, 70, 65)):
-        a = torch.randn(m, k, device=device, dtype=torch.float16)
-        b = torch.randn(k, n, device=device, dtype=torch.float16)
+        # all rows are longer than the part that the product uses
+        a = torch.randn(m, k + 1, device=device, dtype=torch.float16)[:, :k]
+        b = torch.randn(k, n + 2, device=device, dtype=torch.float16)[:, :n]
         exact = (a.double() @ b.double()).half()
         torch.testing.assert_close(matmul(a, b, group=3), exact, rtol=2e-3, atol=1e-3)
         print(f"{m} x {n} x {k}: equal to float64 rounded to fp16")
     # the first five programs of the last product write a column of three tiles, and two more
-    c = torch.full((100, 70), torch.nan, device=device, dtype=torch.float16)
-    written = ~matmul(a, b, group=3, c=c, programs=5)[::32, ::32].isnan()
-    assert written.nonzero().tolist() == [[0, 0], [0, 1], [1, 0], [1, 1], [2, 0]]
-    with contextlib.suppress(ValueError):
-        matmul(a, b[1:])
-        raise AssertionError("matmul accepted different inner sizes")
+    c = torch.full((100, 73), torch.nan, device=device, dtype=torch.float16)[:, :70]
+    written = ~matmul(a, b, group=3, c=c, programs=5).isnan()
+    torch.testing.assert_close(c[written], exact[written], rtol=2e-3, atol=1e-3)
+    tiles = written[::32, ::32].nonzero().tolist()
+    assert tiles == [[0, 0], [0, 1], [1, 0], [1, 1], [2, 0]]
+    for wrong in ((a, b[1:]), (a.T.contiguous().T, b), (a, b.T.contiguous().T)):
+        with contextlib.suppress(ValueError):
+            matmul(*wrong)
+            raise AssertionError("matmul accepted other sizes, or rows that are not contiguous")
+    strips(7, 5, 35, 3, device)  # the last group has only one row
+    # the grid of an 8192³ product with tiles of 128 × 256
+    assert strips(64, 32, 132, 1, device) == (5, 32)
+    assert strips(64, 32, 132, 8, device) == (8, 17)
     print("strips of A and B for the first programs of a 64 x 64 grid of tiles")
     for together in (132, 264):
         for group in (1, 4, 8, 16):

@@ -5,6 +5,8 @@ the first new token sees only the oldest key. There is no warning. The values ar
 identity matrix, so the output is equal to the attention weights.
 """
 
+import warnings
+
 import torch
 from torch.nn import functional as F
 from torch.nn.attention.bias import causal_lower_right
@@ -16,6 +18,7 @@ def seen(weights: torch.Tensor) -> list[str]:
 
 
 def main() -> None:
+    warnings.simplefilter("error")  # PyTorch gives no warning
     torch.manual_seed(0)
     cached, new = 8, 3  # keys in the cache, of which the last three belong to the new tokens
     q, k = torch.randn(1, 1, cached, 16), torch.randn(1, 1, cached, 16)

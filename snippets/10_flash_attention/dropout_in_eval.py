@@ -28,6 +28,8 @@ def main() -> None:
     torch.manual_seed(0)
     torch.set_num_threads(1)
     q, k, v = (torch.randn(1, 4, 64, 16) for _ in range(3))
+    eye = torch.eye(64).expand(1, 4, 64, 64)  # with these values the output is the weights
+    weights = F.scaled_dot_product_attention(q, k, eye, is_causal=True)
     truth = F.scaled_dot_product_attention(q, k, v, is_causal=True)
     for module in (Forgetful().eval(), Fixed().eval()):
         first, second = module(q, k, v), module(q, k, v)
@@ -40,19 +42,17 @@ def main() -> None:
         expected = (1 / 9) ** 0.5  # each weight has the relative variance p / (1 - p)
         assert name == "Fixed" or 0.75 < off / expected < 1.33
         with_one_seed = []
-        for mode in (True, False):
+        for mode, values in ((True, v), (False, v), (True, eye)):
             torch.manual_seed(1)
-            with_one_seed.append(module.train(mode)(q, k, v))
+            with_one_seed.append(module.train(mode)(q, k, values))
+        training, evaluation, dropped = with_one_seed
         # eval() changes nothing in the forgetful module, and turns off dropout in the fixed one
-        assert torch.equal(*with_one_seed) == (name == "Forgetful")
-    assert not torch.equal(Fixed()(q, k, v), truth), "in training it drops"
-    v = torch.eye(64).expand(1, 4, 64, 64)  # with these values the output is the weights
-    weights = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-    dropped = Fixed()(q, k, v)
-    stays = dropped > 0
-    assert (dropped * (1 - 0.1) - weights)[stays].abs().max() < 1e-6
-    used = weights > 0
-    assert 0.87 < (stays & used).sum() / used.sum() < 0.93, "a tenth of the weights is dropped"
+        assert torch.equal(training, evaluation) == (name == "Forgetful")
+        # in training, both modules drop weights, and not elements of the output
+        torch.testing.assert_close(training, dropped @ v)
+        stays, used = dropped > 0, weights > 0
+        assert (dropped * (1 - 0.1) - weights)[stays].abs().max() < 1e-6
+        assert 0.87 < (stays & used).sum() / used.sum() < 0.93, "a tenth of all weights"
 
 
 if __name__ == "__main__":

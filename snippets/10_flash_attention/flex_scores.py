@@ -5,6 +5,7 @@ stores all scores. For ALiBi, SDPA needs a bias of a·s² numbers, while the sco
 the bias from two indices. The order of capping and masking matters, and the program shows why.
 """
 
+import math
 import warnings
 
 import torch
@@ -50,7 +51,7 @@ def main() -> None:
         "soft_cap": CAP * torch.tanh(scores / CAP),
         "relative": scores + table[:, distance + S - 1],
     }
-    plain = flex_attention(q, k, v)
+    plain = F.scaled_dot_product_attention(q, k, v)
     for mod in (alibi, soft_cap, relative):
         out = flex_attention(q, k, v, score_mod=mod)
         expected = torch.softmax(full[mod.__name__], dim=-1) @ v
@@ -67,6 +68,13 @@ def main() -> None:
     out = flex_attention(q, k, v, score_mod=soft_cap, block_mask=block_mask)
     capped = full["soft_cap"].masked_fill(future, -torch.inf)
     torch.testing.assert_close(out, torch.softmax(capped, -1) @ v, rtol=1e-4, atol=1e-5)
+    # a score_mod cannot bring back a hidden key, so each query averages the values that it sees
+    out = flex_attention(
+        q, k, v, score_mod=lambda score, b, h, q, k: torch.zeros_like(score),
+        block_mask=block_mask,
+    )  # fmt: skip
+    mean = v.cumsum(2) / torch.arange(1, S + 1)[:, None]
+    torch.testing.assert_close(out, mean, rtol=1e-4, atol=1e-5)
     masked_first = CAP * torch.tanh(scores.masked_fill(future, -torch.inf) / CAP)
     leaked = torch.softmax(masked_first, dim=-1)[..., 0, 1:].sum(-1)  # token 0, later keys
     assert torch.softmax(capped, dim=-1)[..., 0, 1:].eq(0).all() and leaked.min() > 0.01
@@ -75,6 +83,9 @@ def main() -> None:
     print("soft cap before the mask: 0% of this weight is on later keys")
 
     # a key that is 1/slope tokens farther away has a weight that is smaller by a factor of e
+    first = bias[:6, 0].softmax(-1)  # of token 0, if all scores are 0
+    ratios = torch.tensor([row[0] / row[2**h] for h, row in enumerate(first, 1)])
+    torch.testing.assert_close(ratios, torch.full((6,), math.e))
     print("tokens until a weight falls by e:", [round(1 / x) for x in slopes.tolist()])
 
 

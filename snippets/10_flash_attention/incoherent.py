@@ -41,9 +41,12 @@ def main() -> None:
     q, k, v = (torch.randn(S, D) for _ in range(3))
     for x in (q, k, v):  # one entry in a thousand is ten times larger
         x.add_(torch.randn(S, D) * 10 * (torch.rand(S, D) < 0.001))
+    # each has about 262 outliers, and more than half of them are larger than 6
+    assert all(100 < (x.abs() > 6).sum() < 200 for x in (q, k, v))
     truth = (q.double() @ k.double().T / D**0.5).softmax(-1) @ v.double()
     rotation = torch.randn(D).sign()[:, None] * hadamard(D)
     torch.testing.assert_close(rotation @ rotation.T, torch.eye(D), atol=1e-5, rtol=0)
+    assert torch.allclose(rotation.abs(), torch.full((D, D), D**-0.5))  # spreads evenly
     # without the signs, the rotation would collect equal entries in a single one
     assert (torch.ones(D) @ rotation).abs().max() < 0.5 * D**0.5
     spoilt = q.clone()
@@ -81,7 +84,8 @@ def main() -> None:
             f"              ≈{errors[name]:.1e}"
         )
     baseline, block, rotated, both = errors.values()
-    assert rotated < 0.7 * baseline and both < 0.7 * block
+    assert both < rotated < 0.7 * baseline and both < 0.7 * block
+    assert (q @ rotation).abs().max() < 0.4 * q.abs().max()
     assert max(averages) < 1.1 * min(averages) and max(tails[2:]) < 0.7 * min(tails[:2])
     print(f"per tensor / per block and rotated: ≈{baseline / both:.1f}")
 

@@ -28,13 +28,13 @@ def main() -> None:
     finite = zeros.masked_fill(~keep, least)
     twice = finite + finite  # two masks that hide the same keys, added
 
-    def row(mask: torch.Tensor, attend=F.scaled_dot_product_attention) -> list[float]:
+    def row(mask: torch.Tensor | None, attend=F.scaled_dot_product_attention) -> list[float]:
         return [round(w, 2) for w in attend(q, k, v, mask)[0, 0, 0, :4].tolist()]
 
     def by_hand(q, k, v, mask):
         return torch.softmax(q @ k.mT / 8**0.5 + mask, dim=-1) @ v
 
-    print("no mask at all, SDPA:    ", row(zeros))
+    print("no mask at all, SDPA:    ", row(None))
     print("finfo.min, SDPA:         ", row(finite))
     print("finfo.min twice, by hand:", row(twice, by_hand))
     print("finfo.min twice, SDPA:   ", row(twice))
@@ -45,7 +45,9 @@ def main() -> None:
     assert torch.equal(weights[0, 0, :, :4] > 0, seen.bool())
     some = by_hand(q, k, v, finite)[..., 1:, :]  # with a key, finite and boolean agree
     torch.testing.assert_close(some, weights[..., 1:, :], rtol=0, atol=0.01)
-    torch.testing.assert_close(row(finite), row(zeros), rtol=0, atol=0.02)
+    torch.testing.assert_close(row(finite), row(None), rtol=0, atol=0.02)
+    torch.testing.assert_close(row(zeros, by_hand), row(None), rtol=0, atol=0.02)
+    assert twice[0].isneginf().all() and keep.dtype == torch.bool
     assert torch.tensor(row(twice, by_hand)).isnan().all()
     assert row(keep) == row(twice) == [0.0] * 4
     flash_allowed = []

@@ -7,6 +7,7 @@ The last part uses powers of two, so nothing is rounded and every order gives th
 """
 
 import random
+from functools import partial, reduce
 
 import torch
 
@@ -78,7 +79,7 @@ def main() -> None:
         "times 1e4": 1e4 * normal,
         "rising to 1e4": torch.linspace(9990, 10000, n).expand(rows, n),
         "falling from 1e4": torch.linspace(10000, 9990, n).expand(rows, n),
-        "all equal to 1e4": torch.full((rows, n), 1e4),
+        "all equal to -1e4": torch.full((rows, n), -1e4),
         "one-hot, 1e4": one_hot,
         "masked, -inf": masked,
     }
@@ -86,6 +87,7 @@ def main() -> None:
     widths: list[int] = []
 
     def noted(x: torch.Tensor) -> torch.Tensor:
+        assert x.max() <= 0, "nothing overflows"
         widths.extend(x.shape[1:])  # of a block of scores; a vector of maxima adds nothing
         return x.exp()
 
@@ -100,10 +102,14 @@ def main() -> None:
         assert naive.isfinite().all() == (name == "normal"), "a naive softmax fails"
         assert max(errors) < n * 2**-24, (name, errors)  # at most one rounding a merge
         assert errors[2] <= 3 * plain + 5e-7, (name, errors, plain)
+        assert name != "normal" or errors[0] > 2 * errors[2], "each merge rounds"
         print(f"{name:18} " + " ".join(f"≈{e:.0e}" for e in (*errors, plain)))
     assert widths == len(cases) * ([1] * 1000 + [7] * 142 + [6] + [64] * 15 + [40])
     for name in ("times 1e4", "one-hot, 1e4"):  # all other weights underflow, so no rounding
-        assert cases[name].softmax(-1).max(-1).values.eq(1).all()
+        assert online(cases[name], v, 7).equal(v[cases[name].argmax(-1)])
+    # every block has a new maximum, or none has, or a row begins with blocks without keys
+    assert cases["rising to 1e4"].diff().min() > 0 > cases["falling from 1e4"].diff().max()
+    assert masked[:, :64].isneginf().all() and masked[0].isfinite().sum() == 600
     assert online(masked, v, 7)[1].eq(0).all() and online(masked, v, 7)[2].equal(v[-1])
 
     # Powers of two instead of e: whole numbers as scores, and nothing is ever rounded.
@@ -115,13 +121,13 @@ def main() -> None:
     ]
     assert all(len({piece[0][row].item() for piece in pieces}) > 2 for row in range(rows))
     shuffle = random.Random(0)
+    rounded = [summarise(*pair) for pair in zip(normal.split(5, 1), v.split(5), strict=True)]
+    assert not torch.equal(reduce(merge, rounded)[2], tree(rounded)[2])  # a different order
     answers, orders = [], set()
     for _ in range(20):
         order = shuffle.sample(pieces, len(pieces))
         orders.add(tuple(map(id, order)))
-        folded = order[0]
-        for piece in order[1:]:
-            folded = merge(folded, piece, torch.exp2)
+        folded = reduce(partial(merge, exp=torch.exp2), order)
         answers += [folded, tree(order, torch.exp2)]
     whole = summarise(z, values, torch.exp2)
     same = all(

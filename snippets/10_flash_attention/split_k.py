@@ -68,8 +68,12 @@ def draw() -> None:
     for blocks, colour in ((8, "#0b6e99"), (20, "#c2410c"), (96, "#15803d")):
         values = [100 * efficiency(blocks, n) for n in parts]
         axes.plot(parts, values, color=colour, linewidth=1.5, label=f"{blocks} blocks")
+        for n, drawn in zip(parts, values, strict=True):
+            waves = len(range(0, blocks * n, SMS))  # pieces in steps of a whole wave
+            assert math.isclose(drawn, 100 * blocks * n / (waves * SMS))
         chosen = choose(blocks, key_tiles=256)
-        axes.plot(chosen, 100 * efficiency(blocks, chosen), "o", color=colour, markersize=8)
+        assert chosen == {8: 14, 20: 6, 96: 4}[blocks]
+        axes.plot(chosen, values[chosen - 1], "o", color=colour, markersize=8)
     axes.set(
         xlabel="parts that the keys are cut into",
         ylabel="SM time in use, %",
@@ -106,6 +110,7 @@ def main() -> None:
     assert choose(1, 10**6, sms=200) == math.ceil(0.85 * 128)  # no more than 128 parts
     assert choose(48, 64) == 5  # six requests with 8,192 tokens: 91% of two waves
     assert [round(efficiency(48, n), 2) for n in (2, 3, 5, 11)] == [0.73, 0.55, 0.91, 1]
+    assert [round(efficiency(8, n), 2) for n in (14, 17)] == [0.85, 0.52]
     example = [round(efficiency(48, n, sms=108), 2) for n in (2, 3)]
     assert example == [0.89, 0.67] and choose(48, 64, sms=108) == 2
     print(

@@ -123,13 +123,21 @@ def main() -> None:
         for block_q in (2, 4):  # by 4, rows without a key share a tile with others
             assert gradcheck(lambda *t, c=causal, b=block_q: attention(*t, c, b, 3), (q, k, v))
         print(f"gradcheck, {s_q} queries, {s_k} keys, causal {causal}: passed")
+    assert attention(q, k, v, True)[:, :2].eq(0).all()  # two queries see no key
     for s_q, s_k, causal in ((100, 100, False), (100, 100, True), (50, 130, True)):
         worst = check_against_library(s_q, s_k, causal)
         print(f"fp32, {s_q} x {s_k}, causal {causal}: equal to the library, ≈{worst:.0e} apart")
-    q, k, v = (torch.randn(n, 16).bfloat16() for n in (8, 4096, 4096))
-    truth = scaled_dot_product_attention(q.double(), k.double(), v.double())
-    plain = (q @ k.T / 4).softmax(-1) @ v
-    assert (attention(q, k, v) - truth).norm() < (plain - truth).norm()
+    inputs = [torch.randn(n, 16).bfloat16().requires_grad_() for n in (8, 4096, 4096)]
+    q, k, v = inputs
+    double = scaled_dot_product_attention(q.double(), k.double(), v.double())
+    do, results = torch.randn(8, 16).bfloat16(), []
+    for out in (double, attention(q, k, v), (q @ k.T / 4).softmax(-1) @ v):
+        results.append((out, *torch.autograd.grad(out, inputs, do.to(out.dtype))))
+    for truth, ours, plain in zip(*results, strict=True):
+        assert (ours - truth).norm() < (plain - truth).norm()
+    out = attention(q, k, v)
+    saved = [x.dtype for x in out.grad_fn.saved_tensors]
+    assert saved == [torch.bfloat16] * 4 + [torch.float32], "no copies in fp32"
 
     s, d, tile = 512, 16, 32
     t = s // tile
