@@ -533,12 +533,28 @@ def test_the_kind_of_a_gpu_is_the_name_of_its_model(name: str, kind: str) -> Non
 SVG = '<svg xmlns="http://www.w3.org/2000/svg" xmlns:x="http://www.w3.org/1999/xlink">{}</svg>'
 
 
-def test_a_figure_with_a_link_is_an_error_and_numbers_are_no_labels() -> None:
+def test_a_figure_with_a_link_is_an_error() -> None:
     for name in ("href", "x:href"):
         with pytest.raises(BookError, match=r"it refers to https://a\.example"):
             figures.Figure.parse(SVG.format(f'<image {name}="https://a.example/x.png"/>'))
     text = SVG.format('<use href="#a"/><text>s</text><text>3</text>')
-    assert figures.Figure.parse(text).labels == ["s"]
+    assert figures.Figure.parse(text).labels == ["s", "3"]
+
+
+@pytest.mark.parametrize(
+    ("other", "equal", "equal_if_listed"),
+    [("3.4", True, True), ("7.1", False, True), ("7", False, True), ("s", False, False)],
+)
+def test_numbers_in_a_figure_are_compared_if_its_curves_are(
+    other: str, equal: bool, equal_if_listed: bool
+) -> None:
+    old, new = (
+        figures.Figure.parse(SVG.format(f"<text>time</text><text>{text}</text>"))
+        for text in ("3.5", other)
+    )
+    assert (figures.figure_difference(old, new) is None) == equal
+    listed = Tolerances(compare_points=False)
+    assert (figures.figure_difference(old, new, listed) is None) == equal_if_listed
 
 
 def test_a_measured_number_in_a_label_may_differ() -> None:
