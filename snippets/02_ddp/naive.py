@@ -74,9 +74,8 @@ def main() -> None:
     model.register_buffer("origin", torch.tensor(rank, device=device))
     start = model[0].weight.detach().clone()
     ddp = NaiveDDP(model)
-    assert torch.equal(start, model[0].weight) == (
-        rank == 0
-    )  # the others have received rank 0's
+    # The other ranks have received the parameters of rank 0.
+    assert torch.equal(start, model[0].weight) == (rank == 0)
     reference = copy.deepcopy(model)  # trained by one process on the whole batch
     optimizer = torch.optim.SGD(ddp.parameters(), lr=1.0, momentum=0.9)
     reference_optimizer = torch.optim.SGD(reference.parameters(), lr=1.0, momentum=0.9)

@@ -131,9 +131,9 @@ def compare(group: dist.ProcessGroup, device: torch.device) -> None:
 
     ours = [x.detach().chunk(n, dim=2)[rank].clone().requires_grad_() for x in whole]
     kept: list[int] = []
-    hooks = torch.autograd.graph.saved_tensors_hooks(
+    hooks = torch.autograd.graph.saved_tensors_hooks(  # to count what it keeps
         lambda x: kept.append(x.nbytes) or x, lambda x: x
-    )  # to count what it keeps
+    )
     sent = 0
     with hooks, mock.patch.object(torch, "exp", wraps=torch.exp) as exp:
         out = RingAttention.apply(*ours, group)

@@ -119,9 +119,8 @@ def main() -> None:
             assert expected in str(error)
     layer, x = nn.Linear(1, 1), torch.ones(1, requires_grad=True)
     (gradient,) = torch.autograd.grad(Checkpoint.apply(layer, True, x), x)
-    assert (
-        gradient == layer.weight and layer.weight.grad == 1
-    )  # this class adds to .grad even under autograd.grad
+    # This class adds to .grad even under autograd.grad.
+    assert gradient == layer.weight and layer.weight.grad == 1
     plain16, _ = step(lambda block, x: block(x), bf16=True)
     ours16, _ = step(lambda block, x: Checkpoint.apply(block, True, x), bf16=True)
     assert torch.equal(ours16, plain16) and not torch.equal(plain16, plain)
