@@ -99,7 +99,7 @@ class BucketedDDP(nn.Module):
             bucket.flat.zero_()
 
 
-def average_gradients(module: nn.Module) -> None:
+def average_one_by_one(module: nn.Module) -> None:
     """The naive version, for comparison: one all-reduce for each parameter."""
     for parameter in module.parameters():
         dist.all_reduce(parameter.grad)
@@ -189,7 +189,7 @@ def main() -> None:
         optimizer_naive.zero_grad()
         nn.functional.mse_loss(naive(inputs[shard]), targets[shard]).backward()
         with mock.patch.object(dist, "all_reduce", wraps=dist.all_reduce) as counter_naive:
-            average_gradients(naive)
+            average_one_by_one(naive)
         optimizer_naive.step()
 
     assert rows == [BATCH // n] * STEPS  # this rank computed its shard only
