@@ -117,6 +117,8 @@ def main() -> None:
     if 4 * H % int(os.environ.get("WORLD_SIZE", "1")):
         sys.exit(f"the number of ranks must divide {4 * H}")
     device = init_distributed()
+    numbers = torch.full((2,), float(dist.get_rank()), device=device)
+    assert spread(numbers) == dist.get_world_size() - 1
     for with_f in (False, True):
         losses, error, apart = train(device, with_f)
         if dist.get_rank() == 0:
