@@ -60,7 +60,7 @@ def main() -> None:
     square = torch.randn(64, 64, device=device)
     call, *later = (timeit.timeit(lambda: torch.linalg.qr(square), number=1) for _ in range(20))
     later_call = statistics.median(later)
-    assert call > 4 * later_call, "an earlier call has initialized the library"
+    assert call > later_call, "an earlier call has initialized the library"
     print(f"torch.linalg.qr: the first call ≈{1e6 * call:,.0f} µs", end=", ")
     print(f"a later one ≈{1e6 * later_call:,.0f} µs")
 
