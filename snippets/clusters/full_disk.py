@@ -21,7 +21,6 @@ import errno
 import os
 import re
 import signal
-import stat
 import sys
 import tempfile
 from collections.abc import Callable
@@ -34,6 +33,7 @@ import torch.distributed as dist
 
 RANKS, STEPS, EVERY, FULL, SPACE_AGAIN = 2, 8, 2, 4, 7
 SMALL = "--on" in sys.argv
+UNREADABLE = "no checkpoint that can be read"
 
 
 def save_naively(state: dict, path: Path) -> None:
@@ -121,7 +121,10 @@ def train(rank: int, folder: Path, careful: bool) -> list[str]:
             elif rank == 0:
                 try:
                     save_naively(state, path)
+                    with mock.patch.object(torch, "save"):  # nothing else may change the file
+                        save_naively(state, path)
                     assert look(path) == f"step {step}"  # until the next save destroys it
+                    os.link(path, folder / "old")  # a second name of the same file
                     reports.append(f"step {step}: saved")
                 except (OSError, RuntimeError) as error:
                     text = re.sub(r"(\d+)", r"≈\1", str(error).split("] . ")[-1])
@@ -142,7 +145,7 @@ def look(path: Path) -> str:
     try:
         state = torch.load(path, weights_only=True)
     except (OSError, RuntimeError, EOFError):
-        return "no checkpoint that can be read"
+        return UNREADABLE
     # each step adds (step + 0) + (step + 1), times 0.1
     right = -0.1 * sum(2 * step + 1 for step in range(1, state["step"] + 1))
     torch.testing.assert_close(state["weights"], torch.full((50_000,), right))
@@ -191,11 +194,12 @@ def calls_of_a_save(path: Path) -> list[str]:
 
     def recording_fsync(number: int) -> None:
         status = os.fstat(number)
-        is_folder = stat.S_ISDIR(status.st_mode)
+        is_folder = os.path.samestat(status, path.parent.stat())
         calls.append("fsync folder" if is_folder else f"fsync {status.st_size} bytes")
         fsync(number)
 
     def recording_replace(old: Path, new: Path) -> None:
+        assert old.parent == new.parent  # a rename works only within one file system
         calls.append("rename")
         replace(old, new)
 
@@ -233,9 +237,10 @@ def main() -> None:
                 assert reports[1] == reports[0]  # rank 1 has all reports of rank 0
             else:
                 print(f"  rank 1, {reports[1][-1]}")
+                assert look(folder / "old") == UNREADABLE  # the old file was overwritten
             found = look(folder / "checkpoint.pt")
             print(f"  a resume finds: {found}")
-            assert found == ("step 8" if careful else "no checkpoint that can be read")
+            assert found == ("step 8" if careful else UNREADABLE)
             assert (folder / "checkpoint.pt").exists()  # it is damaged, but it is not missing
             assert not list(folder.glob("*.tmp"))
             for file in folder.iterdir():

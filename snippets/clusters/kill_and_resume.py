@@ -132,7 +132,7 @@ def run(folder: Path, generator: random.Random | None) -> int:
     torchrun = subprocess.Popen(command, stderr=errors, env=os.environ | own)
     try:
         if generator:
-            victim, at = generator.randrange(RANKS), generator.randint(1, STEPS - 10)
+            victim, at = generator.randrange(RANKS), generator.randint(EVERY + 1, STEPS - 10)
             ranks: dict[int, int] = {}
             while len(ranks) < RANKS or last_line(folder / "life.0") < at:
                 assert torchrun.poll() is None
@@ -157,17 +157,19 @@ def operate(times: int, seed: int) -> None:
     generator = random.Random(seed)
     with tempfile.TemporaryDirectory() as name:
         assert run(Path(name, "undisturbed"), None) == 0
+        assert not Path(name, "undisturbed", "life.1").exists()  # no rank was killed
         expected = torch.load(Path(name, "undisturbed", "result.pt"))
         print(f"undisturbed: {STEPS} steps, a save after every {EVERY}", flush=True)
         for number in range(times):
             folder = Path(name, f"killed.{number}")
             assert run(folder, generator) == 0, (folder / "stderr").read_text()
             reached = last_line(folder / "life.0")
-            first = int((folder / "life.1").read_text().split()[0])
+            first, *again = map(int, (folder / "life.1").read_text().split())
             twice = f"≈{reached - first} steps computed twice, at most {EVERY}"
             resumed = f"resumed from step ≈{first}"
             print(f"killed after step ≈{reached}: {resumed}, {twice}", flush=True)
-            assert 0 <= reached - first <= EVERY and first % EVERY == 0
+            assert EVERY <= first <= reached <= first + EVERY and first % EVERY == 0
+            assert again == list(range(first + 1, STEPS + 1))
             assert not (folder / "life.2").exists()  # one kill, one restart
             result = torch.load(folder / "result.pt")
             assert result["losses"] == expected["losses"] and len(expected["losses"]) == STEPS

@@ -21,6 +21,7 @@ import tempfile
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -107,6 +108,17 @@ def wait_for(ranks: list[int]) -> list[int]:
             os.kill(pid, signal.SIGKILL)
 
 
+def check_three_ranks() -> None:
+    """Every pair of these ranks has a newer common step, so no rank may leave one out."""
+    disks = [[3, 9, 6], [3, 6, 8], [3, 8, 9]]
+
+    def gather(all_steps: list, steps: list[int]) -> None:
+        all_steps[:] = disks
+
+    with mock.patch.multiple(dist, get_world_size=lambda: 3, all_gather_object=gather):
+        assert [newest_common(steps) for steps in disks] == [3, 3, 3]
+
+
 def main() -> None:
     if not hasattr(os, "fork"):
         sys.exit("which_checkpoint.py forks its ranks: it needs Linux or macOS")
@@ -141,6 +153,13 @@ def main() -> None:
                     "done",
                     "step 10: Connection closed by peer",
                 ]
+                models = [undisturbed(9), undisturbed(6)]
+                for step in (1, 2, 3):  # gradients of two models and two steps are summed
+                    total = advance(models[0], 9 + step, 0) + advance(models[1], 6 + step, 1)
+                    models = [weights - 0.05 * total for weights in models]
+                for (_, _, weights), model in zip(ends, models, strict=True):
+                    torch.testing.assert_close(weights, model)
+    check_three_ranks()
 
 
 if __name__ == "__main__":

@@ -12,8 +12,10 @@ of the same GPU. Xid 154 is different: the driver itself writes the action into 
 https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html
 """
 
+import itertools
 import re
 import sys
+import tempfile
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -158,6 +160,26 @@ EXPECTED = {  # read off NVIDIA's catalog by hand, for the sample
     ("node31", "0000:5d:00"): "nothing now",
     ("this node", "0000:03:00"): "reset the GPU",
 }
+ALONE = {  # also read off the catalog: action and kind of each Xid, if it is the only one
+    ("nothing now", "consequence"): [43, 45],
+    ("nothing now", "hardware error"): [63, 92],
+    ("restart the application", "application error"): [13, 31],
+    ("restart the application", "hardware error"): [94],
+    ("reset the GPU", "hardware error"): [48, 64, 74, 95, 140],
+    ("reset the GPU", "firmware error"): [119, 120],
+    ("reboot the node", "hardware error"): [79],
+}
+BY_DRIVER = {  # the words in Xid 154
+    "nothing now": ["None"],
+    "reset the GPU": ["GPU Reset Required"],
+    "drain the node, reset its GPUs": ["Drain P2P", "Drain and Reset"],
+    "reboot the node": ["Node Reboot Required"],
+}
+
+
+def read_lines(name: str) -> Iterable[str]:
+    """The lines of a file, or of the standard input for the name "-"."""
+    return sys.stdin if name == "-" else Path(name).read_text("utf-8", "replace").splitlines()
 
 
 def report(result: dict[Gpu, Verdict]) -> None:
@@ -172,17 +194,18 @@ def report(result: dict[Gpu, Verdict]) -> None:
                 print(f"      {reason}")
 
 
+def verdict_of(rest: str) -> Verdict:
+    """What one GPU needs after a line that ends with these words."""
+    (verdict,) = triage([f"NVRM: Xid (PCI:0000:03:00): {rest}"]).values()
+    return verdict
+
+
 def check_sample() -> None:
     lines = SAMPLE.splitlines()
     result = triage(lines)
     assert {gpu: str(verdict) for gpu, verdict in result.items()} == EXPECTED
     assert triage(reversed(lines)) == result  # the order of the lines does not matter
     words = {gpu: " ".join(verdict.reasons) for gpu, verdict in result.items()}
-    # an application error and a contained memory error need the same action now, but only one
-    # of the two GPUs has faulty memory
-    assert "application error" in words["node19", "0000:1a:00"]
-    assert "hardware error" not in words["node19", "0000:1a:00"]
-    assert "application error" not in words["node23", "0000:4d:00"]
     assert words["node19", "0000:1a:00"].count("Xid 43") == 1  # it came twice
     assert "alone" in words["node31", "0000:5d:00"]
     assert "alone" not in words["node07", "0000:5d:00"]  # its node has a GPU with Xid 79
@@ -193,22 +216,37 @@ def check_sample() -> None:
     assert {gpu: str(found) for gpu, found in both.items()} == {
         ("this node", "0000:5d:00"): "drain the node, reset its GPUs"
     }
-    future = "NVRM: Xid (PCI:0000:03:00): 154, changed from 0x0 (None) to 0x9 (New)"
-    assert str(triage([future])["this node", "0000:03:00"]) == "nothing now; LOOK UP Xid 154"
+    assert str(verdict_of("154, changed from 0x0 (None) to 0x9 (New)")) == (
+        "nothing now; LOOK UP Xid 154"
+    )
+    for (action, kind), numbers in ALONE.items():
+        for number in numbers:
+            found = verdict_of(f"{number}, a message")
+            assert str(found) == action and f"Xid {number}, {kind}: " in found.reasons[0]
+    assert sorted(itertools.chain(*ALONE.values())) == sorted(TABLE)
+    for action, decisions in BY_DRIVER.items():
+        for decision in decisions:
+            found = verdict_of(f"154, changed from 0x9 (Other) to 0x1 ({decision})")
+            assert str(found) == action, decision
+    for number in (143, 144, 150, 151):
+        found = verdict_of(f"{number}, a message")
+        assert str(found) == f"nothing now; LOOK UP Xid {number}"
+        assert ("NVLink 5" in found.reasons[0]) == (144 <= number <= 150)
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder, "kern.log")
+        log.write_text(SAMPLE)
+        assert triage(read_lines(str(log))) == result
 
 
 def main() -> None:
     if len(sys.argv) == 1:
         check_sample()
         report(triage(SAMPLE.splitlines()))
-    elif sys.argv[1] == "-":
-        report(triage(sys.stdin))
     else:
         try:
-            text = Path(sys.argv[1]).read_text("utf-8", errors="replace")
+            report(triage(read_lines(sys.argv[1])))
         except OSError as error:
             sys.exit(f"xid_triage.py cannot read {sys.argv[1]}: {error.strerror}")
-        report(triage(text.splitlines()))
 
 
 if __name__ == "__main__":

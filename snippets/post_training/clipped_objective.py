@@ -158,8 +158,16 @@ def check_constant() -> None:
     )
 
 
+def check_means() -> None:
+    """Two answers of 1 and 3 tokens, with the sums 1 and 6 over their tokens."""
+    scores, lengths = torch.tensor([[1.0, 6.0]]), torch.tensor([[1.0, 3.0]])
+    expected = {sequence_mean: (1 / 1 + 6 / 3) / 2, token_mean: 7 / 4, constant: 7 / 8 / 2}
+    assert all(mean(scores, lengths).item() == value for mean, value in expected.items())
+
+
 def main() -> None:
     draw()
+    check_means()
     check_constant()
     print_tokens()
     mean, size, unit = typical_sizes()

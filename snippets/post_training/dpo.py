@@ -199,6 +199,7 @@ def train(reference: Policy, keep: float) -> tuple[list[tuple[float, ...]], int]
     wrong = right.clone()
     wrong[:, -2] = 2 * CLOSING + 1 - wrong[:, -2]  # the other closing bracket
     assert bool(((wrong != right).sum(1) == 1).all())  # each pair differs in one bracket
+    assert wrong[:, :-1].min() >= CLOSING
     with torch.no_grad():  # once, before the training: two numbers per pair
         known = [sequence_log_probs(reference, prompts, x) for x in (right, wrong)]
 
@@ -288,7 +289,7 @@ def main() -> None:
     check_probabilities()
     print(f"\n{STEPS} steps on {2**LENGTH} pairs: the mean probability of an answer")
     print("seed   loss        step   loss     margin above 0   right    wrong    other")
-    bars = {}
+    bars, ends = {}, set()
     for seed in (0, 1, 2):
         reference = reference_model(seed)
         for keep in (0.0, KEEP):
@@ -301,6 +302,7 @@ def main() -> None:
             assert none == 0.0 and right > 0.95 and ordered == 1.0 and after[1] < wrong / 10
             for parts in ((right, wrong, other), after):  # each answer is counted once
                 assert abs(sum(parts) - 1) < 1e-5, rows
+            ends.add(last)
             assert last < 0.8 * first and abs(first - math.log(2)) < 1e-4
             if keep:
                 assert after[0] > 0.9, rows
@@ -311,7 +313,7 @@ def main() -> None:
                 bars[f"after {name}"] = tuple(after)
     weights = sum(p.nbytes for p in reference.parameters())
     print(f"reference log-probabilities: {stored} bytes; a reference model: {weights:,} bytes")
-    assert stored == 2**LENGTH * 2 * 4
+    assert stored == 2**LENGTH * 2 * 4 and len(ends) == 6  # each seed has its own model
     with open("dpo.svg", "w", encoding="utf-8") as file:
         file.write(draw(bars))
 

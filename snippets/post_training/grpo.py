@@ -185,13 +185,22 @@ def is_balanced(prompt: list[int], answer: list[int]) -> bool:
 
 
 def check_checker() -> int:
-    """Compare rewards_of with is_balanced on every prompt and answer of length 2."""
-    answers = torch.tensor(list(itertools.product(range(len(TOKENS)), repeat=3)))
+    """Compare rewards_of with is_balanced on every prompt and answer of length 2.
+
+    The exact reward must be the probability of the answers that have the reward 1.
+    """
+    answers, pairs = torch.tensor(list(itertools.product(range(len(TOKENS)), repeat=3))), 0
+    torch.manual_seed(0)
+    policy = Policy()
     for prompt in every_prompt(2):
         rewards = rewards_of(prompt.expand(len(answers), -1), answers)
         expected = [is_balanced(prompt.tolist(), answer) for answer in answers.tolist()]
         assert rewards.bool().tolist() == expected and sum(expected) == 1
-    return 4 * len(answers)
+        pairs += len(expected)
+        with torch.no_grad():
+            each = log_probs_of(policy, prompt.expand(len(answers), -1), answers).sum(1).exp()
+        torch.testing.assert_close(exact_rewards(policy, prompt[None]), each @ rewards[:, None])
+    return pairs
 
 
 def check_groups(prompts: torch.Tensor, answers: torch.Tensor) -> torch.Tensor:
@@ -324,6 +333,7 @@ def main() -> None:
         lowest = exact.min()
         print(f"{row}   ≈{lowest:.2f}")
         assert (exact >= lowest).all() and abs(exact.mean() - curve[-1]) < 1e-6
+        assert len(exact) == len(every_prompt(LENGTH).unique(dim=0)) == 16
         chance = 0.5**LENGTH  # each bracket is right with probability 1/2
         assert abs(curve[0] - chance) < 0.02, f"before GRPO: {curve[0]:.3f}, not {chance:.3f}"
     control, _ = learn(0, half, shuffled)
@@ -338,7 +348,7 @@ def main() -> None:
         "with the recorded settings, every seed reaches a reward of 0.2, and at least three"
         f" seeds reach 0.9; your settings give {', '.join(f'{end:.2f}' for end in ends)}"
     )
-    assert end < 0.15 and end < curves[0][half] / 2, (
+    assert max(control) < 0.15 and end < curves[0][half] / 2, (
         "with the recorded settings, the control stays below 0.15 and below half of seed 0;"
         f" your settings give {end:.2f} and {curves[0][half]:.2f}"
     )

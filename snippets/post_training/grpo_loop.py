@@ -102,7 +102,7 @@ def main() -> None:
     print(
         f"the weights are {sizes['new weights'] / samples:,.0f} times as large as all samples"
     )
-    assert samples == 64 * 500 * 4 + 512 * (2000 * 8 + 4 + 4)
+    assert samples == 64 * 500 * 4 + 512 * (2000 * 8 + 4 + 4) and sizes["new weights"] == 16e9
 
 
 if __name__ == "__main__":

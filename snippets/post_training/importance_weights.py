@@ -146,6 +146,7 @@ def climb(policy: Policy, steps: int, prompts, answers) -> Policy:
         optimizer.zero_grad()
         (-success_of(policy, prompts, answers)).backward()
         optimizer.step()
+        policy.updates = getattr(policy, "updates", 0) + 1
     return policy
 
 
@@ -216,7 +217,7 @@ def main() -> None:
     start = Policy(h=16, layers=1)
     pretrain(start, length, torch.Generator().manual_seed(0))
     trainer = sampler = climb(start.double(), 8, *right)  # μ
-    errors, masks = [], []
+    errors, masks, ahead = [], [], []
     for more in (3, 9):
         trainer = climb(trainer, more, *right)  # π, first 3 and then 12 steps later
         # --8<-- [start:exact]
@@ -264,8 +265,10 @@ def main() -> None:
         masks.append(error["sequence, 0 above 2"] / error["no weights"])
         assert noise["sequence"] > 1.1 * max(noise["token"], noise["no weights"])
         errors.append(error["no weights"])
+        ahead.append(trainer.updates - sampler.updates)
     shown = prompts.eq(torch.tensor([OPENING, OPENING + 1, OPENING])).all(1)
     plot_weights(answers[shown], mu[shown] * len(every), pi[shown] * len(every))
+    assert ahead == [3, 12], "the trainer continues from its own weights"
     assert errors[0] < errors[1], "an older sampler must have a larger error"
     assert masks[0] < 0.9 < masks[1], "the mask must help only if the sampler is recent"
     assert noise["sequence, at most 2"] < 0.8 * noise["sequence"]  # of the older sampler

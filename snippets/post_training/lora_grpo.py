@@ -12,6 +12,7 @@ are bf16 numbers, so the sampler that merges in bf16 differs only because the me
 import contextlib
 import copy
 import math
+from collections import Counter
 from collections.abc import Iterator
 
 import torch
@@ -242,7 +243,12 @@ def train(
     """
     trained = [p for p in policy.parameters() if p.requires_grad]
     optimizer, rewards = torch.optim.AdamW(trained, lr=5e-3), []
+    passes: Counter[str] = Counter()
+    for name, model in (("trainer", policy), ("sampler", sampler.policy)):
+        model.register_forward_hook(lambda *_, name=name: passes.update([name]))
+    layer, merges = policy.blocks[0].qkv, 0.0
     for _ in range(STEPS):
+        merges = merges + ALPHA / R * (layer.b @ layer.a).detach()
         sampler.update(message(policy))
         careless.update(message(policy), start_from_frozen=False)
         prompts = draw_prompts(PROMPTS, LENGTH, rng).repeat_interleave(GROUP, 0)
@@ -264,6 +270,10 @@ def train(
             loss.backward()
             nn.utils.clip_grad_norm_(trained, 1.0)
             optimizer.step()
+    # the trainer makes two updates and is the reference, and only the sampler samples
+    assert passes == {"trainer": 3 * STEPS, "sampler": (LENGTH + 1) * STEPS}
+    wrong = careless.policy.blocks[0].qkv.weight - frozen.blocks[0].qkv.weight
+    torch.testing.assert_close(wrong, merges, rtol=1e-3, atol=1e-4)
     expected = loop_loss(new.detach(), old, reference, advantages, mask)  # the last update
     assert math.isclose(loss.item(), expected, abs_tol=1e-5)
     return optimizer, rewards
@@ -385,7 +395,11 @@ def main() -> None:
     optimizer, rewards = train(policy, sampler, careless, frozen, rng)
     means = [sum(rewards[i : i + 10]) / 10 for i in range(0, STEPS, 10)]
     print("mean reward of every ten batches: " + "  ".join(f"≈{mean:.2f}" for mean in means))
-    assert means[-1] > means[0] + 0.3
+    assert means[-1] > means[0] + 0.3 and math.isclose(10 * sum(means), sum(rewards))
+    prompts = torch.cartesian_prod(*[torch.tensor([OPENING, OPENING + 1])] * LENGTH)
+    right = F.pad(prompts.flip(1) + (CLOSING - OPENING), (0, 1), value=END)
+    exact = log_probs_of(policy, prompts, right).sum(1).exp().mean()
+    assert abs(exact - means[-1]) < 0.15  # the rewards belong to right answers
     after = policy.state_dict()
     for name, weight in frozen.state_dict().items():  # unchanged, and equal in fp32 and bf16
         assert torch.equal(weight, after[name]) and torch.equal(weight, weight.bfloat16())

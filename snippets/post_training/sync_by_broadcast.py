@@ -14,7 +14,7 @@ import weakref
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 KIB = 1024
@@ -112,14 +112,16 @@ def buckets_of(sizes: dict[str, int], limit: int) -> list[list[str]]:
     return buckets
 
 
-def gather_rows(transfer: Transfer, shard: torch.Tensor, whole: torch.Tensor | None) -> None:
-    """Rank 0 receives the rows of all trainer ranks in `whole`, in the order of the ranks."""
+def gather_rows(
+    transfer: Transfer, shard: torch.Tensor, whole: torch.Tensor | None, ranks: int
+) -> None:
+    """Rank 0 receives the rows of the first `ranks` ranks in `whole`, in their order."""
     if whole is None:
         if shard.numel():
             transfer.send(shard, 0)
         return
     whole[: len(shard)] = shard
-    rows = -(-len(whole) // TRAINERS)  # FSDP2 gives each rank this number, while there are rows
+    rows = -(-len(whole) // ranks)  # FSDP2 gives each rank this number, while there are rows
     for rank, part in enumerate(whole.split(rows)):
         if rank > 0:
             transfer.receive(part, rank)
@@ -138,7 +140,8 @@ def sync(transfer: Transfer, policy: PolicyWeights, limit: int, trains: bool) ->
             if buffer:
                 views[name] = buffer.flat[offset : offset + size].view(shape)
             if trains:
-                gather_rows(transfer, parameters[name].to_local().detach(), views.get(name))
+                shard = parameters[name].to_local().detach()
+                gather_rows(transfer, shard, views.get(name), TRAINERS)
             offset += size
         if buffer:
             transfer.broadcast(buffer.flat)
@@ -148,18 +151,17 @@ def sync(transfer: Transfer, policy: PolicyWeights, limit: int, trains: bool) ->
     return received
 
 
-def check_uneven_rows(transfer: Transfer, group: dist.ProcessGroup, trains: bool) -> None:
-    """Gather five rows, and then one row, which only one of the trainer ranks stores."""
-    if trains:
-        torch.manual_seed(3)
-        shapes = ((5, 3), (1, 3))
-        expected = [torch.randn(shape, device=transfer.device) for shape in shapes]
-        policy = nn.ParameterList(nn.Parameter(whole.clone()) for whole in expected)
-        fully_shard(policy, mesh=DeviceMesh.from_group(group, transfer.device.type))
-        for parameter, whole in zip(policy, expected, strict=True):
-            found = torch.full_like(whole, torch.nan) if dist.get_rank() == 0 else None
-            gather_rows(transfer, parameter.to_local().detach(), found)
-            assert found is None or torch.equal(found, whole), "a row is missing"
+def check_uneven_rows(transfer: Transfer) -> None:
+    """Gather five rows from all ranks, and then one row, which only one of them stores."""
+    torch.manual_seed(3)
+    shapes = ((5, 3), (1, 3))
+    expected = [torch.randn(shape, device=transfer.device) for shape in shapes]
+    policy = nn.ParameterList(nn.Parameter(whole.clone()) for whole in expected)
+    fully_shard(policy, mesh=init_device_mesh(transfer.device.type, (dist.get_world_size(),)))
+    for parameter, whole in zip(policy, expected, strict=True):
+        found = torch.full_like(whole, torch.nan) if dist.get_rank() == 0 else None
+        gather_rows(transfer, parameter.to_local().detach(), found, dist.get_world_size())
+        assert found is None or torch.equal(found, whole), "a row is missing"
 
 
 def needed_bytes(parameters: dict[str, torch.Tensor], samplers: int) -> int:
@@ -190,7 +192,7 @@ def main() -> None:
     samplers = world - TRAINERS
     needs = needed_bytes(reference, samplers)
     assert needed_bytes(reference, 1) == size
-    check_uneven_rows(Transfer(group, device), train_group, trains)
+    check_uneven_rows(Transfer(group, device))
     rows = []
     for name, limit in (
         ("whole model", size),

@@ -7,6 +7,7 @@ with closed forms. The figure shows the weights as the heights of boxes.
 """
 
 import itertools
+import math
 from fractions import Fraction
 
 import torch
@@ -68,11 +69,11 @@ def closed_form(name: str, answer: int, micro: int) -> Fraction:
     return Fraction(1, tokens[name])
 
 
-def weights(name: str, micro: int) -> torch.Tensor:
-    """The weight of each token by autograd, [n, t]."""
+def weights(name: str, micro: int, ratio: float = 1.0) -> torch.Tensor:
+    """The weight of each token by autograd, [n, t]. All tokens have the same ratio."""
     width = max(LENGTHS)
     old = torch.randn(len(LENGTHS), width, dtype=torch.float64)
-    new = old.clone().requires_grad_(True)
+    new = (old + math.log(ratio)).requires_grad_(True)
     mask = torch.tensor([[float(t < n) for t in range(width)] for n in LENGTHS])
     step_loss(name, new, old, torch.ones(len(LENGTHS)), mask.double(), micro).backward()
     return -new.grad
@@ -123,6 +124,8 @@ def main() -> None:
     print(f"sum over all tokens         {row}")
     whole = [float(values[-1].sum() / values[0].sum()) for values in table.values()]
     print("answer of 8 / answer of 2   " + "".join(f"{ratio:9.3f}" for ratio in whole))
+    for name in NAMES:  # a token with a ratio above 1.2 has no gradient in any of the losses
+        assert weights(name, MICRO, 1.1).any() and not weights(name, MICRO, 1.3).any()
     # with micro-batches of a different size, only the weights of bnpo change
     for name, micro in itertools.product(NAMES, (1, len(LENGTHS))):
         values = weights(name, micro)

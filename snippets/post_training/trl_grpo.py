@@ -173,7 +173,7 @@ def weights_of(model) -> torch.Tensor:
 def weights_by_trl(name: str, tokenizer: PreTrainedTokenizerFast):
     """Let GRPOTrainer make two steps of SGD.
 
-    Returns the weights, the micro-batches, and the fraction of clipped tokens in step 2.
+    Returns the weights, the micro-batches, and the fraction of clipped tokens of each step.
     """
     answers, rewards = fixed_answers()
 
@@ -204,7 +204,7 @@ def weights_by_trl(name: str, tokenizer: PreTrainedTokenizerFast):
     run(trainer)
     key = "cispo_clip_ratio" if name == "cispo" else "clip_ratio/region_mean"
     clipped = [log[key] for log in trainer.state.log_history if key in log]
-    return weights_of(trainer.model), trainer.micro_batches, clipped[1]
+    return weights_of(trainer.model), trainer.micro_batches, clipped
 
 
 def weights_by_hand(name: str, micro_batches: list[dict]) -> torch.Tensor:
@@ -267,7 +267,8 @@ def compare(tokenizer: PreTrainedTokenizerFast) -> None:
             else:
                 assert row[-1] > 0.04, (name, other, row)
         print(f"{name:18}" + "".join(f"{100 * value:9.1f}" for value in row))
-        assert 0.05 < clipped < 0.6, (name, clipped)  # the clip acts, but not on all tokens
+        # the clip acts only in step 2, and not on all tokens
+        assert clipped[0] == 0 and 0.05 < clipped[1] < 0.6, (name, clipped)
     print(f"largest distance on the diagonal: ≈{largest:.0e} of TRL's steps\n")
 
 
@@ -311,6 +312,8 @@ def learn(tokenizer: PreTrainedTokenizerFast, seed: int, length: int = 2) -> tup
     def closes_all_brackets(prompts, completions, completion_ids, **_) -> list[float]:
         ends["completions"] += sum(TOKENS[END] in text for text in completions)
         ends["completion_ids"] += sum(END in ids for ids in completion_ids)
+        brackets = ["".join(TOKENS[i] for i in ids if i > END) for ids in completion_ids]
+        assert [text.replace(" ", "") for text in completions] == brackets  # without END
         pairs = zip(prompts, completion_ids, strict=True)
         return [float(ids == right_answer(prompt)) for prompt, ids in pairs]
 
@@ -347,8 +350,9 @@ def main() -> None:
     tokenizer = build_tokenizer()
     compare(tokenizer)
     print("TRL samples and trains: the mean reward of ten batches of 128 answers")
-    for seed in (0, 2):
-        rewards, ends = learn(tokenizer, seed)
+    runs = {seed: learn(tokenizer, seed) for seed in (0, 2)}
+    assert runs[0][0] != runs[2][0]
+    for seed, (rewards, ends) in runs.items():
         assert len(rewards) == 30  # one batch of answers for two optimizer steps
         means = [sum(rewards[i : i + 10]) / 10 for i in (0, 10, 20)]
         print(f"seed {seed}:   " + "   ".join(f"≈{mean:.2f}" for mean in means))
