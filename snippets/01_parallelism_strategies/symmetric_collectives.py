@@ -25,22 +25,20 @@ def all_gather(x: torch.Tensor) -> torch.Tensor:
     """Every rank gets one chunk from each rank, in the order of the ranks."""
     chunks = [torch.empty_like(x) for _ in range(N)]
     dist.all_gather(chunks, x)
-    assert torch.cat(chunks).tolist() == [0, 10, 20, 30]
     return torch.cat(chunks)
 
 
 def reduce_scatter(x: torch.Tensor) -> torch.Tensor:
     """Rank r gets the sum of chunk r over all ranks."""
-    chunk = torch.empty_like(x[:1])
-    dist.reduce_scatter(chunk, list(x.split(1)), op=dist.ReduceOp.SUM)
-    assert chunk.item() == 60 + 4 * dist.get_rank()
-    return chunk
+    chunks = list(x.chunk(N))
+    total = torch.empty_like(chunks[0])
+    dist.reduce_scatter(total, chunks, op=dist.ReduceOp.SUM)
+    return total
 
 
 def all_reduce(x: torch.Tensor) -> torch.Tensor:
     """Every rank gets the sum. It replaces the values of the tensor that the rank passed."""
     dist.all_reduce(x, op=dist.ReduceOp.SUM)
-    assert x.tolist() == [60, 64, 68, 72]
     return x
 
 
@@ -48,7 +46,6 @@ def all_to_all(x: torch.Tensor) -> torch.Tensor:
     """Chunk c of rank r becomes chunk r of rank c: the matrix of chunks is transposed."""
     received = torch.empty_like(x)
     dist.all_to_all_single(received, x)
-    assert received.tolist() == [10 * r + dist.get_rank() for r in range(N)]
     return received
 
 
@@ -109,16 +106,27 @@ def main() -> None:
     if int(os.environ.get("WORLD_SIZE", "0")) != N:
         sys.exit("this program needs: torchrun --nproc-per-node=4 symmetric_collectives.py")
     device = init_distributed()
-    for operation in (all_gather, reduce_scatter, all_reduce, all_to_all, barrier):
-        before = numbers(dist.get_rank(), device)
+    rank = dist.get_rank()
+    expected = {
+        all_gather: [0, 10, 20, 30],
+        reduce_scatter: [60 + 4 * rank],
+        all_reduce: [60, 64, 68, 72],
+        all_to_all: [10 * r + rank for r in range(N)],
+        barrier: numbers(rank, device).tolist(),
+    }
+    for operation, result in expected.items():
+        before = numbers(rank, device)
         if operation is all_gather:  # one chunk is enough
             before = before[:1]
         name = "all_to_all_single" if operation is all_to_all else operation.__name__
         with mock.patch.object(dist, name, wraps=getattr(dist, name)) as call:
             after = operation(x := before.clone())
-        assert call.call_count == 1
+        assert call.call_count == 1 and after.tolist() == result
         assert operation is not all_reduce or x.equal(after)  # in place
         show(operation.__name__, before, after)
+        if operation is not barrier:  # with every number twice, a chunk has two elements
+            twice = operation(before.repeat_interleave(2))
+            assert twice.equal(after.repeat_interleave(2))
     dist.destroy_process_group()
 
 

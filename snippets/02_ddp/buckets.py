@@ -52,7 +52,7 @@ def fill_buckets(parameters: list[nn.Parameter], capacity: int) -> list[Bucket]:
 
 
 class BucketedDDP(nn.Module):
-    """In each backward pass, every parameter that requires a gradient must get a dense one."""
+    """In each backward pass, every parameter that requires a gradient must get one."""
 
     def __init__(self, module: nn.Module, capacity: int) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class BucketedDDP(nn.Module):
             raise RuntimeError("call wait() after each backward")
         view = bucket.views[parameter]
         if parameter.grad is not view:  # after optimizer.zero_grad()
-            view.copy_(parameter.grad)
+            view.copy_(parameter.grad.to_dense())  # the gradient of an embedding may be sparse
             parameter.grad = view
         bucket.missing -= 1
         if bucket.missing == 0:

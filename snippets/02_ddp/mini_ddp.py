@@ -279,6 +279,7 @@ def main() -> int:
         with (
             mock.patch.object(dist, "all_reduce", wraps=dist.all_reduce) as counter,
             mock.patch.object(dist.Work, "wait", partialmethod(waits)),
+            mock.patch.object(dist.Work, "is_completed", partialmethod(waits)),
         ):
             train(ours, rank, n, device, accumulate)
             train(theirs, rank, n, device, accumulate)

@@ -96,6 +96,12 @@ def main() -> None:
     ]
     assert seen == [sample for batch in in_turns for sample in batch]
 
+    loader = resumed({})
+    for number, _ in enumerate(loader, 1):
+        if number == len(in_turns) - 1:  # one of the two workers has read its last sample
+            end = loader.state_dict()
+    assert [batch.tolist() for batch in resumed(end)] == [list(in_turns[-1])]
+
     snapshot = state["_snapshot"]
     places = [of_one["dataset_state"] for of_one in snapshot["_worker_snapshots"].values()]
     print(f"state after part 2, one entry for each worker: {places}")

@@ -220,6 +220,7 @@ def main() -> None:
     for name, parameter in ours.named_parameters():
         part = shard_like(parameter.grad, gradients[name].grad)
         torch.testing.assert_close(parameter.grad, part, rtol=1e-4, atol=1e-3)
+        assert parameter.untyped_storage().nbytes() == parameter.nbytes  # no view of the whole
 
     assert set(elements_reduced) == {B * S * H}
     if rank == 0:

@@ -171,8 +171,9 @@ def main() -> None:
     # one head of keys and values, which no rank can split by heads, and two lengths
     generator = torch.Generator().manual_seed(1)
     q = (10 * torch.randn(HEADS, WIDTH, generator=generator)).to(device)
-    # with two tokens, some of four ranks have none; exp() of a score in the hundreds overflows
-    for length, scale in ((steps, 1), (2, 1), (steps, 50)):
+    # with two tokens, some of four ranks have none; exp() of a score in the hundreds overflows,
+    # and it is zero for all tokens of a head if their scores are large and negative
+    for length, scale in ((steps, 1), (2, 1), (steps, 50), (2, -50)):
         keys, values = whole_cache[0, :, 0, :length]
         together = F.scaled_dot_product_attention(scale * q[None], keys[None], values[None])[0]
         keys, values = keys[rank::n], values[rank::n]  # a rank has only these
@@ -180,7 +181,8 @@ def main() -> None:
         count = torch.tensor(len(keys), device=device)
         dist.all_reduce(count)
         assert count == length  # no row is on two ranks
-        torch.testing.assert_close(mine, together, rtol=1e-4 * scale, atol=1e-5 * scale)
+        factor = abs(scale)
+        torch.testing.assert_close(mine, together, rtol=1e-4 * factor, atol=1e-5 * factor)
     keys, values = whole_cache[0, :, 0, :steps]
     rows = torch.arange(rank, steps, n, device=device)
     mean = F.scaled_dot_product_attention(q[None], keys[rows][None], values[rows][None])[0] / n

@@ -99,6 +99,9 @@ def main() -> None:
         outs, lses = compute_parts(q, k, v, parts)
         assert outs.shape == (parts, *truth.shape) and lses.shape == (parts, 2, 8, 1, 1)
         torch.testing.assert_close(merge(outs, lses), truth, rtol=1e-4, atol=1e-5)
+    # some scores are above 100, and exp() of them overflows
+    larger = F.scaled_dot_product_attention(5 * q, k, v)
+    torch.testing.assert_close(merge(*compute_parts(5 * q, k, v, 7)), larger)
     # if all scores are 0, the log-sum-exp of a part is the logarithm of its number of keys
     lses = compute_parts(0 * q, k, v, 7)[1]
     assert lses.exp().round()[:, 0, 0, 0, 0].tolist() == [143] * 6 + [142]

@@ -21,6 +21,7 @@ import tempfile
 import time
 from datetime import timedelta
 from pathlib import Path
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -153,9 +154,28 @@ def last_line(log: Path) -> int:
     return int(lines[-1]) if lines else 0
 
 
+def check_interrupted_save(folder: Path) -> None:
+    """A save that ends in the middle of the file leaves the previous checkpoint as it was."""
+
+    def write_half(state: dict, file) -> None:
+        file.write(b"half")
+        raise KeyboardInterrupt
+
+    path = folder / "checkpoint.pt"
+    path.write_bytes(b"the previous checkpoint")
+    with (
+        mock.patch.multiple(dist, all_gather=mock.DEFAULT, get_rank=lambda: 0),
+        mock.patch.object(torch, "save", write_half),
+        contextlib.suppress(KeyboardInterrupt),
+    ):
+        save(path, 1, [], [])
+    assert path.read_bytes() == b"the previous checkpoint"
+
+
 def operate(times: int, seed: int) -> None:
     generator = random.Random(seed)
     with tempfile.TemporaryDirectory() as name:
+        check_interrupted_save(Path(name))
         assert run(Path(name, "undisturbed"), None) == 0
         assert not Path(name, "undisturbed", "life.1").exists()  # no rank was killed
         expected = torch.load(Path(name, "undisturbed", "result.pt"))

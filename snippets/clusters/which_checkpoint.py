@@ -40,6 +40,10 @@ def newest_common(steps: list[int]) -> int:
 # --8<-- [end:agree]
 
 
+def saved_steps(disk: Path) -> list[int]:
+    return [int(path.stem) for path in disk.iterdir()]
+
+
 def advance(weights: torch.Tensor, step: int, rank: int) -> torch.Tensor:
     """One rank's gradient of step `step`."""
     x = torch.randn(6, 4, generator=torch.Generator().manual_seed(step * RANKS + rank))
@@ -55,7 +59,7 @@ def undisturbed(steps: int) -> torch.Tensor:
 
 def resume(rank: int, disk: Path, how: str) -> tuple[int, str, torch.Tensor]:
     """The step from which this rank resumed, how it ended, and its weights."""
-    steps = [int(path.stem) for path in disk.iterdir()]
+    steps = saved_steps(disk)
     first = newest_common(steps) if how == "common" else max(steps)
     if how == "common":
         assert newest_common([rank + 1]) == 0  # the ranks have no common step
@@ -131,6 +135,11 @@ def main() -> None:
             for step in steps:
                 torch.save(undisturbed(step), disk / f"{step}.pt")
             print(f"rank {rank} has checkpoints of steps {steps}")
+        two = folder / "two digits"
+        two.mkdir()
+        for step in (9, 12):
+            (two / f"{step}.pt").touch()
+        assert max(saved_steps(two)) == 12  # the text "9" would be larger
         for how in ("newest", "common"):
             reports = folder / how
             reports.mkdir()
