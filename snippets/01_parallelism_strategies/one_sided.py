@@ -188,7 +188,7 @@ def reuse(memory: SymmetricMemory, rule: str) -> tuple[int, int]:
         if rank == 0 and step > 0 and rule != "second barrier":
             memory.signal(slow)  # the next input of rank 0 is written
         memory.barrier()
-        if rank == slow and step < STEPS - 1:
+        if rank == slow and step < STEPS - 2:  # in step STEPS - 2, it waits inside get
             memory.wait(0)  # the slow rank reads only now
         total = add_parts(memory, half * COUNT, COUNT)
         fence()
@@ -269,9 +269,15 @@ def run(memory: SymmetricMemory, device: torch.device) -> None:
         assert rank > 0 or memory.words[0][n + offset // COUNT] == values[0] - 1
         SymmetricMemory.put(memory, peer, offset, values)
 
+    def get(peer: int, offset: int, count: int) -> torch.Tensor:
+        step = memory.words[rank][n + offset // COUNT]
+        if peer == 0 and rank == n - 1 and step == STEPS - 2:
+            memory.wait(0)  # rank 0 writes its next input after this read has begun
+        return SymmetricMemory.get(memory, peer, offset, count)
+
     for rule in ("no protection", "second barrier", "two buffers") if n > 1 else ():
         counts = [None] * n
-        with mock.patch.object(memory, "put", put):
+        with mock.patch.multiple(memory, put=put, get=get):
             dist.all_gather_object(counts, reuse(memory, rule))
         wrong, reported = counts[n - 1]  # of the slow rank
         assert wrong == reported == (STEPS - 1 if rule == "no protection" else 0)

@@ -78,10 +78,15 @@ def main() -> None:
 
     # src= is a global rank: the first rank of row 1 is rank 2. group_src= counts in the group.
     root = dist.get_global_rank(row, 0)
-    value = torch.tensor([rank, -rank], device=device)
-    dist.broadcast(value, src=root, group=row)
     first = rank // SIDE * SIDE
-    assert value.tolist() == [first, -first]
+    assert root == first
+    for src in (root, 0):  # row 1 does not accept rank 0, which is not in it
+        value = torch.tensor([rank, -rank], device=device)
+        try:
+            dist.broadcast(value, src=src, group=row)
+            assert value.tolist() == [src, -src]
+        except ValueError:
+            assert src < first
     value = torch.tensor([rank, -rank], device=device)
     dist.broadcast(value, group_src=1, group=row)
     assert value.tolist() == [first + 1, -first - 1]

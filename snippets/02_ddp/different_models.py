@@ -18,6 +18,7 @@ buffers, and it does not notice a different order of layers with equal shapes.
 import argparse
 import os
 import sys
+from contextlib import suppress
 from datetime import timedelta
 
 import torch
@@ -137,6 +138,10 @@ def main() -> int:
     before = outputs(model)
     if args.case in ("stride", "dtype", "buffer"):  # equal outputs, until DDP changes them
         assert torch.allclose(before[1], before[0], atol=1e-6)
+    with suppress(ValueError):
+        sizes = (2, 4) if rank == 1 else (4, 2)  # two shapes with the same number of elements
+        check_same_model(nn.Linear(*sizes, bias=False))
+        raise AssertionError("the check did not compare the shapes")
     try:
         equal_tensors = check_same_model(model) if checked else 0
         ddp = DistributedDataParallel(model)

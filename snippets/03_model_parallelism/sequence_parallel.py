@@ -247,8 +247,8 @@ def main() -> None:
             factor = sum(parts[call] * count for call, count in calls.items())
             formula = factor * (t - 1) / t * 4 * B * S * H / 1024
             sent = "not here" if begin is None else f"≈{(end - begin) / 1024:.0f} KiB"
-            # headers and other output of this process are a few KiB
-            assert begin is None or 0 <= (end - begin) / 1024 - formula < 0.2 * formula + 16
+            # headers and other output of this process are a few KiB. One more call sends 36 KiB
+            assert begin is None or 0 <= (end - begin) / 1024 - formula < 4 * t + 8
             print(f"{name:8} residual stream {tuple(output.shape)}: equal, with all gradients")
             print(f"         {counted}")
             print(f"         {factor} (t-1)/t bsh = {formula:.0f} KiB, sent by a rank {sent}")

@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from unittest import mock
@@ -206,6 +207,13 @@ def main() -> None:
     assert [(r["rounds"], r["start"]) for r in careless] == [(2, AT - 1)] * RANKS
     # the restart ends the old group, forms a new group, and completes a step
     assert [r["restart"] for r in careless] == [3] * RANKS
+
+    store, ranks = dist.HashStore(), range(RANKS)
+    with ThreadPoolExecutor(RANKS) as pool:
+        for oldest in ranks:  # the oldest rank need not be the rank that failed
+            steps = [AT - (rank == oldest) for rank in ranks]
+            starts = pool.map(oldest_step, [store] * RANKS, [oldest] * RANKS, ranks, steps)
+            assert [*starts] == [AT - 1] * RANKS
 
     same = [torch.equal(r["state"], undisturbed[0]["state"]) for r in restarted]
     print(f"same bits as the undisturbed run: {same}")
