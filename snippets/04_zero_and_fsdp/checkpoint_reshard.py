@@ -13,9 +13,11 @@ Look at the number of rows of up.weight on rank 0, and compare the losses below 
 """
 
 import hashlib
+import math
 import os
 import sys
 from pathlib import Path
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -161,7 +163,13 @@ def main() -> None:
         reference = torch.load("reference.pt")
 
     assert not torch.equal(whole(model)[0], reference["end"][0])  # this is a new model
-    step = load(model, optimizer)
+    read = dcp.FileSystemReader.read_data
+    with mock.patch.object(dcp.FileSystemReader, "read_data", autospec=True) as reader:
+        reader.side_effect = read
+        step = load(model, optimizer)
+    elements = [math.prod(x.lengths) for call in reader.mock_calls for x in call.args[1].items]
+    own = sum(3 * parameter.to_local().numel() + 1 for parameter in model.parameters())
+    assert sum(elements) == own  # values and moments of its own rows, and the step counts
     assert step == SAVED_AT and digests(model, optimizer) == reference["saved"]
     assert optimizer.param_groups[0]["lr"] == RATE / 2  # only set_state_dict sets it
     rows = tuple(model.up.weight.to_local().shape)

@@ -14,6 +14,7 @@ import random
 import time
 import unicodedata
 from collections.abc import Callable
+from unittest import mock
 
 import torch
 from torch import nn
@@ -332,6 +333,13 @@ def check_layers(model: CharModel, models: dict[str, CharModel], ids: torch.Tens
     assert not torch.equal(dynamic(large), dynamic(2 * large))
     # each token has its own scale: a large token does not change the others
     assert torch.equal(dynamic(torch.cat([x, large[None]]))[:-1], dynamic(x))
+    multiply, b = torch._int_mm, FULL.T.contiguous()
+    exact = torch.equal(multiply(FULL, b), FULL.int() @ b.int())
+    with mock.patch.object(torch, "_int_mm", lambda a, b: 0 * multiply(a, b)):
+        for layer in (m for made in models.values() for m in made.modules()):
+            if isinstance(layer, Int8Dynamic):  # without that product, only the bias remains
+                y = layer(torch.randn(32, layer.q.shape[1]))
+                assert torch.equal(y, layer.bias.expand_as(y)) == exact
     inputs = []
 
     def silent(linear: nn.Linear, seen: torch.Tensor) -> nn.Module:

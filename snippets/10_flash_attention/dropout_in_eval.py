@@ -4,6 +4,8 @@ dropout_p is an argument of a function, and no module stores it. A model that pa
 therefore still drops attention weights during evaluation. Compare the two lines of the output.
 """
 
+from unittest import mock
+
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -38,6 +40,10 @@ def main() -> None:
         name = type(module).__name__
         print(f"{name:10} in eval: twice the same {torch.equal(first, second)!s:5}", end="  ")
         print(f"off by ≈{100 * off:.0f}% of the norm")
+        with mock.patch.object(F, "scaled_dot_product_attention") as sdpa:
+            assert module(q, k, v) is sdpa.return_value  # the dropout is SDPA's own
+        p = 0.1 if name == "Forgetful" else 0.0
+        sdpa.assert_called_once_with(q, k, v, dropout_p=p, is_causal=True)
         assert (name == "Fixed") == torch.equal(first, second) == (off < 1e-5)
         expected = (1 / 9) ** 0.5  # each weight has the relative variance p / (1 - p)
         assert name == "Fixed" or 0.75 < off / expected < 1.33

@@ -186,6 +186,13 @@ def right_answers(prompts: torch.Tensor) -> torch.Tensor:
     return F.pad(prompts.flip(1) + (CLOSING - OPENING), (0, 1), value=END)
 
 
+def table_row(loss, margin, chosen, rejected) -> tuple[float, ...]:
+    """Return the loss, the fraction of positive margins, and the three mean probabilities."""
+    p = [float(x.exp().mean()) for x in (chosen, rejected)]
+    positive = float((margin > 1e-4).float().mean())  # before the training all are 0
+    return float(loss), positive, *p, 1 - sum(p)
+
+
 def train(reference: Policy, keep: float) -> tuple[list[tuple[float, ...]], int]:
     """Train with DPO plus `keep` times the supervised loss of the right answers.
 
@@ -209,9 +216,7 @@ def train(reference: Policy, keep: float) -> tuple[list[tuple[float, ...]], int]
         chosen, rejected = sequence_log_probs(policy, twice, both).chunk(2)
         loss, margin = dpo_loss(chosen, rejected, *known, BETA)
         if step in (0, STEPS):
-            p = [float(x.detach().exp().mean()) for x in (chosen, rejected)]
-            positive = float((margin > 1e-4).float().mean())  # before the training all are 0
-            rows.append((float(loss.detach()), positive, *p, 1 - sum(p)))
+            rows.append(table_row(loss.detach(), margin, chosen.detach(), rejected.detach()))
         optimizer.zero_grad()
         (loss - keep * chosen.mean() / (LENGTH + 1)).backward()
         optimizer.step()
@@ -287,6 +292,8 @@ def main() -> None:
     assert right_answers(torch.tensor([[2, 3, 3]])).tolist() == [[5, 5, 4, END]]  # ([[ -> ]])$
     closed_form()
     check_probabilities()
+    zeros, margins = torch.zeros(1), torch.tensor([-9.0, 0.0, 1.0, 2.0])  # a negative mean
+    assert table_row(zeros, margins, zeros, zeros)[1] == 0.5
     print(f"\n{STEPS} steps on {2**LENGTH} pairs: the mean probability of an answer")
     print("seed   loss        step   loss     margin above 0   right    wrong    other")
     bars, ends = {}, set()
