@@ -75,6 +75,7 @@ def make_weights(device: torch.device) -> dict:
             }
             for _ in range(LAYERS)
         ],
+        "head": draw(VOCABULARY, HIDDEN, rows=HIDDEN),
     }
 
 
@@ -100,7 +101,7 @@ def at_once(weights: dict, ids: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
         every = torch.einsum("sh,ehw->esw", norm(x), w["wide"])
         x = x + torch.einsum("se,esh->sh", gates, F.gelu(every) @ w["narrow"])
         choices.append(chosen)
-    return x @ weights["token"].T, torch.stack(choices)
+    return x @ weights["head"].T, torch.stack(choices)
 
 
 # --8<-- [start:attend]
@@ -208,7 +209,7 @@ def serve(weights: dict, requests: list[int], mix: Callable, heads: slice, share
             x = x + share(attend(w, heads, x, cache, places))
             layer[here] = cache
             x = x + mix(w, norm(x))
-        for r, logits in zip(live, x @ weights["token"].T, strict=True):
+        for r, logits in zip(live, x @ weights["head"].T, strict=True):
             at[r] += 1
             last[r] = logits
             if at[r] == len(ids[r]):
@@ -271,6 +272,7 @@ def main() -> int:
         weights, list(range(len(PROMPTS))), partial, heads, partial.all_reduce
     )
     assert everything == truth
+    assert len({token for ids in truth.values() for token in ids}) > 15  # they differ
     torch.testing.assert_close(last, expected, rtol=1e-3, atol=1e-3)
     steps = sum(len(ids) - 1 for ids in truth.values())  # of all requests
     assert partial.summed == 2 * LAYERS * steps * row
