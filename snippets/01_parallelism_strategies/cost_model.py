@@ -101,7 +101,7 @@ def report(ranks: int, seconds: dict[int, float]) -> tuple[list[str], float, flo
 
 
 def check() -> None:
-    """Check the report of made times, and that the clock runs only during the all-reduce."""
+    """Check the report of invented times, and that the clock runs only in the all-reduce."""
     made = {size: 2e-3 + 5e-10 * size for size in SIZES}
     made |= {size: 1.25 * made[size] for size in HELD_OUT[2:6]} | {2**26: made[2**26] / 3}
     lines, alpha, _ = report(4, made)

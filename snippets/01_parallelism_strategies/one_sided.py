@@ -265,7 +265,7 @@ def run(memory: SymmetricMemory, device: torch.device) -> None:
         print(f"{n} ranks, S = {size // 1024} KiB: equal to a loop over all inputs")
         print("\n".join(lines))
 
-    def put(peer: int, offset: int, values: torch.Tensor) -> None:  # a new version before it
+    def put(peer: int, offset: int, values: torch.Tensor) -> None:  # first the new version
         assert rank > 0 or memory.words[0][n + offset // COUNT] == values[0] - 1
         SymmetricMemory.put(memory, peer, offset, values)
 

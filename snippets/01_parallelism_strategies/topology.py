@@ -123,7 +123,7 @@ def report_gpus() -> None:
 
 
 def check_host() -> None:
-    """Test the functions for 8 GiB of memory, made network interfaces, and one RDMA port."""
+    """Test the functions with 8 GiB of memory, invented interfaces, and one RDMA port."""
     with mock.patch.object(os, "sysconf", {"SC_PHYS_PAGES": 2**21, "SC_PAGE_SIZE": 4096}.get):
         assert host()[1] == 8  # GiB of all memory, and not only of free memory
     if hasattr(os, "sched_setaffinity"):  # the cores of this process, not of the machine

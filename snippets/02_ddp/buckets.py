@@ -142,7 +142,7 @@ def main() -> None:
     naive = copy.deepcopy(model)
     start = model[0].weight.detach().clone()
     ddp = BucketedDDP(model, capacity=128 * 1024)
-    assert torch.equal(start, model[0].weight) == (rank == 0)  # the others got rank 0's
+    assert torch.equal(start, model[0].weight) == (rank == 0)  # rank 0 keeps its weights
     naive.load_state_dict(model.state_dict())
     optimizer = torch.optim.SGD(ddp.parameters(), lr=1.0, momentum=0.9)
     optimizer_naive = torch.optim.SGD(naive.parameters(), lr=1.0, momentum=0.9)

@@ -101,7 +101,7 @@ def main() -> None:
     model = Network().to(device)
     start = model.first.weight.detach().clone()
     ddp = HookedDDP(model)
-    assert torch.equal(start, model.first.weight) == (rank == 0)  # the others got rank 0's
+    assert torch.equal(start, model.first.weight) == (rank == 0)  # rank 0 keeps its weights
     reference = Network().to(device)  # trained by one process on the whole batch
     reference.load_state_dict(model.state_dict())
     optimizer = torch.optim.SGD(ddp.parameters(), lr=1.0, momentum=0.9)

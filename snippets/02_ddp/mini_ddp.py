@@ -239,7 +239,7 @@ def main() -> int:
     model.right_first = rank % 2 == 1
     start = model.spare.weight.detach().clone()
     ours = MiniDDP(model, bucket_cap_mb=0.25, first_bucket_mb=0.0625)
-    assert torch.equal(start, model.spare.weight) == (rank == 0)  # replaced by rank 0's
+    assert torch.equal(start, model.spare.weight) == (rank == 0)  # rank 0 keeps its weights
     theirs = DistributedDataParallel(copy.deepcopy(model), bucket_cap_mb=0.25)
     reference = copy.deepcopy(model)  # trained by one process on the whole batch
     ours.module.scale += rank  # the first forward must restore the value of rank 0

@@ -161,7 +161,7 @@ def main() -> int:
         ddp = DistributedDataParallel(TwoHeads().to(device), **options)
         on = [name for name in ("find_unused_parameters", "static_graph") if getattr(ddp, name)]
         assert on == ([args.fix] if args.fix else [])
-        forwards = []  # the completed ones
+        forwards = []  # one entry for each completed forward
         ddp.register_forward_hook(lambda *_: forwards.append(None))
         try:
             train(ddp, args.alternate, args.by_rank, torch.randn(3, 4, 8, device=device))

@@ -122,9 +122,8 @@ def main() -> int:
         assert abs(d - abs(report[0][0] / value - 1)) < 1e-5
     cosine = nn.functional.cosine_similarity(down.flatten(), wanted.flatten(), dim=0)
     assert args.fix or n == 1 or cosine < 1 - 1e-5  # the direction has changed
-    half = nn.Linear(H, H).to(
-        device, torch.bfloat16
-    )  # no gradient of the bias, and one in bf16
+    # the bias has no gradient, and the gradient of the weight is in bf16
+    half = nn.Linear(H, H).to(device, torch.bfloat16)
     half.weight.grad = torch.randn_like(half.weight)
     found = norm_over_mesh(half, mesh.get_group())
     torch.testing.assert_close(found, half.weight.grad.float().norm())

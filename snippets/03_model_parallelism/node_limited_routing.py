@@ -84,7 +84,7 @@ def load_of(chosen: torch.Tensor) -> torch.Tensor:
 def balance(
     weight: torch.Tensor, steps: int, speed: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Load of each expert in every step, [steps, e], while the bias moves. Tokens are new.
+    """Load of each expert in every step, [steps, e], for new tokens and a changing bias.
 
     Also return the load of each expert, [e], if the tokens of the last step choose their
     experts without the bias.

@@ -6,8 +6,8 @@ at any time (Liu et al., 2023). In backward the blocks go around again, followed
 gradients that they have collected. The program compares output and gradients with attention
 over the whole sequence in one process, and counts what a rank sends and keeps.
 
-Sums are kept in fp32, and messages have the dtype of the keys. In bf16, the only error of the
-output is its own rounding. A fused kernel (see chapter 10) computes each block in production.
+Sums are kept in fp32, and messages have the dtype of the keys. In bf16, the error of the output
+is about as large as its own rounding. In production, a fused kernel (chapter 10) is used.
 """
 
 import math

@@ -54,7 +54,7 @@ def main() -> None:
             applied = torch.stack([p.grad.norm() for p in model.parameters()]).norm()
             moved = weights - nn.utils.parameters_to_vector(model.parameters()).detach()
             assert output.dtype == torch.float16
-            assert moved.any() == (step != OVERFLOW)  # both orders skip the overflow only
+            assert moved.any() == (step != OVERFLOW)  # only the overflow is skipped
             if step != OVERFLOW:
                 clipped = seen.clamp(max=LIMIT)
                 torch.testing.assert_close(applied * divided, clipped, rtol=1e-3, atol=0)

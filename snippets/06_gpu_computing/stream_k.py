@@ -88,7 +88,7 @@ def run(blocks: list[list[Part]], steps: int, store: float = 0, overlap: bool = 
 def formulas(tiles: int, steps: int, store: float = 0) -> dict:
     """The time of each schedule. With stores, stream-K must have more than 264 tiles."""
     rounds, even = math.ceil(tiles / SMS), math.ceil(tiles * steps / SMS)
-    added = 3 if tiles % SMS else 1  # reading a part costs 2 stores, writing the tile 1
+    added = 3 if tiles % SMS else 1  # a part is read in 2 stores, and the tile is written in 1
     return {
         whole: rounds * (steps + store),
         persistent: rounds * steps + store,

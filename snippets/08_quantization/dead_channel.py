@@ -51,7 +51,7 @@ def main() -> None:
         zeros = kept.eq(0).any(0).nonzero().flatten().tolist()
         assert zeros == ([5] if name == "a dead channel" else [])
     factor(prepared(dead.T @ dead, w, damping=0)[0])  # a dead input needs no damping
-    try:  # but too few rows do
+    try:  # fewer rows than inputs need damping
         factor(prepared(h, w, damping=0)[0])
         sys.exit("48 rows without damping were expected to fail")
     except torch.linalg.LinAlgError:

@@ -301,7 +301,7 @@ def tokens_per_second(models: dict[str, CharModel], ids: torch.Tensor) -> dict[s
 
 @torch.no_grad()
 def check_layers(model: CharModel, models: dict[str, CharModel], ids: torch.Tensor) -> None:
-    """Check single layers, because the losses of the schemes are too similar, and the clock."""
+    """Check the clock, and single layers, because the losses of the schemes are too similar."""
     tables = {Nibbles: torch.arange(16) - 7.5, Nf4: NF4}
     for scheme, table in tables.items():  # weights that are levels are kept exactly
         levels = torch.stack([table[torch.randperm(16)] for _ in range(16)])
@@ -346,7 +346,7 @@ def check_layers(model: CharModel, models: dict[str, CharModel], ids: torch.Tens
         inputs.append(seen)
         return copy.deepcopy(linear).apply(lambda m: [p.zero_() for p in m.parameters()])
 
-    swap(model, silent, ids)  # after a silent qkv or up, the inputs of out or down are zeros
+    swap(model, silent, ids)  # if qkv or up returns zeros, out or down gets zeros
     assert torch.equal(inputs[0], x.flatten(0, 1))
     assert [bool(seen.any()) for seen in inputs] == [True, False] * 4
 

@@ -107,7 +107,7 @@ def main() -> None:
                 torch.testing.assert_close(nearest, ours)  # there is no error to compensate
             else:
                 assert b < 0.5 * a and farther > 1.3
-        # 1/U² of an input is what a regression on all later inputs leaves of it
+        # 1/U² is the residual of a regression of this input on all later inputs
         later = x[:, 101:] @ torch.linalg.lstsq(x[:, 101:], x[:, 100]).solution
         torch.testing.assert_close((x[:, 100] - later).square().sum(), upper[100, 100] ** -2)
 

@@ -144,7 +144,7 @@ def main() -> None:
               f"{ours[1]:.3f}, exact {true[0]:.3f} and {true[1]:.3f}, "
               f"error {error:.1%}")  # fmt: skip
     assert all(abs(total) > 127 for row in sums for total in row)  # int8 cannot contain them
-    assert int8_layer([[1.0] * 4], [[1.0]] * 4)[0] == [[4 * 127**2]]  # nor can 16 bits
+    assert int8_layer([[1.0] * 4], [[1.0]] * 4)[0] == [[4 * 127**2]]  # too large for 16 bits
     # the same product from rounded floats, element by element
     q, token_scales = to_int8(X)
     r, output_scales = to_int8(columns(W))

@@ -137,9 +137,9 @@ def main() -> None:
     assert (penalised[used] < logits[used]).all() and penalised[rest].equal(logits[rest])
     factors = [round(math.log(penalised[i] / logits[i], 1.3), 3) for i in used]
     assert factors == [-1, -1, 1], "a positive logit is divided, a negative one multiplied"
-    moved = repetition_penalty(logits + 1, used, 1.3)  # softmax ignores the 1, the penalty not
+    moved = repetition_penalty(logits + 1, used, 1.3)  # softmax ignores the 1
     assert (moved.softmax(-1) - penalised.softmax(-1)).abs().max() > 0.01
-    flat = torch.zeros(4096, dtype=torch.bfloat16)  # a sum of bf16 numbers would stop to grow
+    flat = torch.zeros(4096, dtype=torch.bfloat16)  # a sum in bf16 would stop growing
     assert (top_p(flat, 0.5) == 0).sum() == 2048
     kept = p[top_p(logits, 0.9) > -math.inf]
     assert kept.sum() >= 0.9 > kept.sum() - kept.min()

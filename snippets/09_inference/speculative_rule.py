@@ -94,7 +94,7 @@ def main() -> None:
     # the row "speculation" is made of drafts: it keeps most of them, and replaces the others
     same = rows["speculation"] == drafts
     assert same[keep].all() and not same[~keep].any() and 0.3 < keep.float().mean() < 0.7
-    equal = (rows["plain sampling"] == drafts).float().mean()  # it does not see the drafts
+    equal = (rows["plain sampling"] == drafts).float().mean()  # independent of the drafts
     assert abs(equal - (p * q).sum()) < 0.003
     for words, sample in rows.items():
         away = chi_square(sample, p)

@@ -166,7 +166,7 @@ def main() -> None:
     torch.testing.assert_close(cache, whole_cache[:, :, mine], rtol=1e-4, atol=1e-4)
     steps = len(prompt) + 20 - 1
     assert sums == 2 * LAYERS * steps and cache.nbytes * n == whole_cache.nbytes
-    assert sent == sums * HIDDEN * 4  # a token's activations, whatever the heads are
+    assert sent == sums * HIDDEN * 4  # the activations of one token in each sum
 
     # one head of keys and values, which no rank can split by heads, and two lengths
     generator = torch.Generator().manual_seed(1)

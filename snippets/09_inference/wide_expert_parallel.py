@@ -272,7 +272,7 @@ def main() -> int:
         weights, list(range(len(PROMPTS))), partial, heads, partial.all_reduce
     )
     assert everything == truth
-    assert len({token for ids in truth.values() for token in ids}) > 15  # they differ
+    assert len({token for ids in truth.values() for token in ids}) > 15  # different tokens
     torch.testing.assert_close(last, expected, rtol=1e-3, atol=1e-3)
     steps = sum(len(ids) - 1 for ids in truth.values())  # of all requests
     assert partial.summed == 2 * LAYERS * steps * row

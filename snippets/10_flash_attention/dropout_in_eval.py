@@ -41,7 +41,7 @@ def main() -> None:
         print(f"{name:10} in eval: twice the same {torch.equal(first, second)!s:5}", end="  ")
         print(f"off by ≈{100 * off:.0f}% of the norm")
         with mock.patch.object(F, "scaled_dot_product_attention") as sdpa:
-            assert module(q, k, v) is sdpa.return_value  # the dropout is SDPA's own
+            assert module(q, k, v) is sdpa.return_value  # it returns the result of SDPA
         p = 0.1 if name == "Forgetful" else 0.0
         sdpa.assert_called_once_with(q, k, v, dropout_p=p, is_causal=True)
         assert (name == "Fixed") == torch.equal(first, second) == (off < 1e-5)

@@ -172,7 +172,7 @@ def run_all(fault: bool, agree: bool = True) -> list[dict]:
 
 
 def run_and_count() -> list[dict]:
-    """Train without the return. The clock counts the completed calls of torch.distributed."""
+    """Train with agree=False. The clock counts the completed calls of torch.distributed."""
     calls: list[str] = []
 
     def counting(name: str) -> Callable:
@@ -224,7 +224,7 @@ def main() -> None:
         momentum = 0.9 * momentum + total / RANKS
         weights = weights - 0.01 * momentum
     torch.testing.assert_close(undisturbed[0]["state"], torch.stack([weights, momentum]))
-    assert not torch.equal(*(gradient_of(weights, 1, rank) for rank in (0, 1)))  # other rows
+    assert not torch.equal(*(gradient_of(weights, 1, rank) for rank in (0, 1)))  # unequal rows
     same = [torch.equal(r["state"], undisturbed[0]["state"]) for r in careless]
     apart = (careless[VICTIM]["state"][0] - careless[0]["state"][0]).abs().max()
     print(f"without the return to a common step: {same}")

@@ -210,7 +210,7 @@ def main() -> None:
     for results in ranks:
         for result, first in zip(results, ranks[0], strict=True):
             torch.testing.assert_close(result["gradient"], healthy["gradient"])
-            assert result["step"] == first["step"]  # every step ends on all ranks together
+            assert result["step"] == first["step"]  # all ranks end each step at the same time
     for result, factor in ((healthy, 1), (slow, TIMES_SLOWER), (dealt, TIMES_SLOWER)):
         nominal = torch.tensor(result["share"]) * PER_ROW  # without the random deviation
         nominal[SLOW] *= factor

@@ -121,7 +121,7 @@ def gather_rows(
             transfer.send(shard, 0)
         return
     whole[: len(shard)] = shard
-    rows = -(-len(whole) // ranks)  # FSDP2 gives each rank this number, while there are rows
+    rows = -(-len(whole) // ranks)  # of each rank in FSDP2, until no row is left
     for rank, part in enumerate(whole.split(rows)):
         if rank > 0:
             transfer.receive(part, rank)
