@@ -360,7 +360,8 @@ def test_under_torchrun_one_report_is_printed_and_a_dead_rank_ends_all_ranks() -
     assert result.status == 1
     assert result.stdout.count("cluster report") == 1, result.stdout
     (fault,) = result.wrong()
-    assert fault.startswith("rank 2 died or hung while the others were checking ")
+    # torchrun ends the other ranks too, and on a busy machine rank 1 ends before it has reported
+    assert re.match("(rank|ranks 1 and) 2 died or hung while the others were checking ", fault)
 
 
 # --- faults that need several machines or GPUs: tests of single functions -------------------
